@@ -1,0 +1,20 @@
+"""Where samples come from: sources, splits, checks, the order of an epoch and the windows of an update."""
+
+from muse_spark_ray.data.loader import Cut, Source, Window, open_source, split_pair
+from muse_spark_ray.data.order import epoch_order, plan_windows
+from muse_spark_ray.data.sets import Task, TensorSet
+from muse_spark_ray.data.sources import DataConfig, load_task
+
+__all__ = [
+    "Cut",
+    "DataConfig",
+    "Source",
+    "Task",
+    "TensorSet",
+    "Window",
+    "epoch_order",
+    "load_task",
+    "open_source",
+    "plan_windows",
+    "split_pair",
+]

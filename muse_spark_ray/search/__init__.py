@@ -1,0 +1,1 @@
+"""The search: which config next, on which gang, until which budget."""

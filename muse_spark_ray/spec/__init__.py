@@ -1,0 +1,1 @@
+"""What users write: training configs and sweep specs, read, validated and explained."""

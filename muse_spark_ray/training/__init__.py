@@ -1,0 +1,1 @@
+"""The training itself: loop, trainer, precision, schedules, evaluation, checkpoints. It runs without Ray."""

@@ -1,0 +1,286 @@
+"""From a data set or a user's DataLoader to windows of micro-batches.
+
+Three ways in, chosen once by `open_source`:
+
+* `TensorSource`: tensors in memory are sliced by the planned order, a batch at a time.
+* `IndexedSource`: a map-style data set behind an ordinary DataLoader; the trainer takes over the order, so that it
+  is seeded, shared among ranks without padding, and open to strategies that choose samples.
+* `ForeignSource`: loaders with their own sampler or an iterable data set are read as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
+
+from muse_spark_ray.data.order import PlannedWindow, Share, epoch_order, plan_windows
+from muse_spark_ray.errors import DataError
+from muse_spark_ray.strategy import Batch
+
+Reorder = Callable[[Tensor], Tensor]
+
+
+@dataclass(slots=True)
+class Window:
+    """The micro-batches of one update on this rank.
+
+    Args:
+        batches: At least one.
+        weight: Sum of the sample weights over all ranks and micro-batches.
+        samples: Samples over all ranks.
+    """
+
+    batches: list[Batch]
+    weight: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How an epoch is cut: micro-batch size per rank, micro-batches per window, the seed, and this rank."""
+
+    batch_size: int
+    accumulation: int
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+
+
+class Source(Protocol):
+    """Where windows come from.
+
+    `samples` is the size of the training set over all ranks, None if it is not known; `is_indexed` says if the
+    trainer controls the order; `windows_per_epoch` is None if it is not known before the epoch has run.
+    """
+
+    @property
+    def samples(self) -> int | None: ...
+
+    @property
+    def is_indexed(self) -> bool: ...
+
+    @property
+    def batch_size(self) -> int | None: ...
+
+    def windows(self, epoch: int, reorder: Reorder | None = None, reorder_every: int | None = None) -> Iterator[Window]:
+        """Yield the windows of one epoch."""
+        ...
+
+    def windows_per_epoch(self) -> int | None:
+        """Return how many windows an epoch on all samples has."""
+        ...
+
+
+class _Planned:
+    """What the two sources whose order is ours have in common: planning, and re-planning between updates."""
+
+    is_indexed = True
+
+    def __init__(self, samples: int, cut: Cut, *, shuffle: bool, drop_last: bool) -> None:
+        self.samples = samples
+        self.batch_size = cut.batch_size
+        self._cut = cut
+        self._shuffle = shuffle
+        self._drop_last = drop_last
+
+    def windows_per_epoch(self) -> int:
+        across = self._cut.batch_size * self._cut.world_size
+        batches = self.samples // across if self._drop_last else -(-self.samples // across)
+        return -(-batches // self._cut.accumulation)
+
+    def plans(self, epoch: int, reorder: Reorder | None, reorder_every: int | None) -> Iterator[list[PlannedWindow]]:
+        """Yield lists of windows; after each list the samples left are ordered anew."""
+        left = epoch_order(self.samples, seed=self._cut.seed, epoch=epoch, shuffle=self._shuffle)
+        while len(left):
+            order = left if reorder is None else reorder(left)
+            planned = self._plan(order)
+            if reorder is None or reorder_every is None or len(planned) <= reorder_every:
+                yield planned
+                return
+            planned = planned[:reorder_every]
+            yield planned
+            used = order[: sum(window.samples for window in planned)]
+            left = left[~torch.isin(left, used)]
+
+    def _plan(self, order: Tensor) -> list[PlannedWindow]:
+        c = self._cut
+        return plan_windows(
+            order,
+            batch_size=c.batch_size,
+            accumulation=c.accumulation,
+            rank=c.rank,
+            world_size=c.world_size,
+            drop_last=self._drop_last,
+        )
+
+
+class TensorSource(_Planned):
+    """Tensors in memory, sliced a batch at a time."""
+
+    def __init__(self, data: TensorDataset, cut: Cut, *, shuffle: bool = True, drop_last: bool = False) -> None:
+        super().__init__(len(data), cut, shuffle=shuffle, drop_last=drop_last)
+        self._inputs, self._targets = data.tensors
+
+    def windows(self, epoch: int, reorder: Reorder | None = None, reorder_every: int | None = None) -> Iterator[Window]:
+        for planned in self.plans(epoch, reorder, reorder_every):
+            for window in planned:
+                yield Window([self._batch(share) for share in window.shares], float(window.samples), window.samples)
+
+    def _batch(self, share: Share) -> Batch:
+        indices = share.indices
+        return Batch(self._inputs[indices], self._targets[indices], indices, _padding_weights(share))
+
+
+class IndexedSource(_Planned):
+    """A map-style data set read through the user's collate function, in the trainer's order."""
+
+    def __init__(self, loader: DataLoader[Any], cut: Cut, *, shuffle: bool) -> None:
+        super().__init__(len(loader.dataset), cut, shuffle=shuffle, drop_last=loader.drop_last)  # type: ignore[arg-type]
+        self._loader = loader
+
+    def windows(self, epoch: int, reorder: Reorder | None = None, reorder_every: int | None = None) -> Iterator[Window]:
+        for planned in self.plans(epoch, reorder, reorder_every):
+            batches = self._read([share for window in planned for share in window.shares], epoch)
+            for window in planned:
+                yield Window([next(batches) for _ in window.shares], float(window.samples), window.samples)
+
+    def _read(self, shares: list[Share], epoch: int) -> Iterator[Batch]:
+        fetched = self._fetch(shares) if self._loader.num_workers == 0 else self._fetch_by_workers(shares, epoch)
+        for share in shares:  # no name holds a batch here, so that its memory is free when the next one is made
+            yield Batch(*split_pair(next(fetched)), share.indices, _padding_weights(share))
+
+    def _fetch(self, shares: list[Share]) -> Iterator[Any]:
+        dataset, collate = self._loader.dataset, self._loader.collate_fn
+        many = getattr(dataset, "__getitems__", None)
+        for share in shares:
+            indices = share.indices.tolist()
+            yield collate(many(indices) if many else [dataset[i] for i in indices])
+
+    def _fetch_by_workers(self, shares: list[Share], epoch: int) -> Iterator[Any]:
+        theirs = self._loader
+        seed = torch.Generator().manual_seed(self._cut.seed * 1_000_003 + epoch * 1_009 + self._cut.rank)
+        return iter(
+            DataLoader(
+                theirs.dataset,
+                batch_sampler=[share.indices.tolist() for share in shares],
+                num_workers=theirs.num_workers,
+                collate_fn=theirs.collate_fn,
+                pin_memory=theirs.pin_memory,
+                timeout=theirs.timeout,
+                worker_init_fn=theirs.worker_init_fn,
+                multiprocessing_context=theirs.multiprocessing_context,
+                prefetch_factor=theirs.prefetch_factor,
+                generator=seed,
+            )
+        )
+
+
+class ForeignSource:
+    """A loader with an order of its own: each rank reads its loader, windows are sized by what comes."""
+
+    is_indexed = False
+    samples: int | None = None
+
+    def __init__(self, loader: DataLoader[Any], cut: Cut) -> None:
+        self._loader = loader
+        self._cut = cut
+        self.batch_size = loader.batch_size
+
+    def windows(self, epoch: int, reorder: Reorder | None = None, reorder_every: int | None = None) -> Iterator[Window]:
+        for owner in (self._loader.sampler, self._loader.dataset):
+            if hasattr(owner, "set_epoch"):
+                owner.set_epoch(epoch)
+        group: list[Batch] = []
+        for raw in self._loader:
+            group.append(Batch(*split_pair(raw)))
+            if len(group) == self._cut.accumulation:
+                yield self._window(group)
+                group = []
+        if group:
+            yield self._window(group)
+
+    def windows_per_epoch(self) -> int | None:
+        try:
+            return -(-len(self._loader) // self._cut.accumulation)
+        except TypeError:
+            return None
+
+    def _window(self, group: list[Batch]) -> Window:
+        samples = sum(batch.size for batch in group)
+        if self._cut.world_size > 1:
+            total = torch.tensor(samples)
+            dist.all_reduce(total)
+            samples = int(total)
+        return Window(group, float(samples), samples)
+
+
+def open_source(data: DataLoader[Any] | TensorDataset, cut: Cut) -> Source:
+    """Choose how to read `data`.
+
+    Args:
+        data: A DataLoader, or tensors in memory that are shuffled and cut by `cut`.
+        cut: How epochs are cut; a DataLoader's own batch size wins over `cut.batch_size`.
+
+    Returns:
+        The source.
+
+    Raises:
+        DataError: If `data` is of another kind or empty.
+    """
+    if isinstance(data, TensorDataset):
+        return TensorSource(_not_empty(data), cut)
+    if not isinstance(data, DataLoader):
+        raise DataError(
+            f"the training data is a {type(data).__name__}; it must be a torch DataLoader or a TensorDataset."
+        )
+    if not _order_is_ours(data):
+        return ForeignSource(data, cut)
+    _not_empty(data.dataset)
+    own = Cut(data.batch_size or cut.batch_size, cut.accumulation, cut.seed, cut.rank, cut.world_size)
+    shuffle = isinstance(data.sampler, RandomSampler)
+    if type(data.dataset) is TensorDataset and len(data.dataset.tensors) == 2 and _has_default_collate(data):
+        return TensorSource(data.dataset, own, shuffle=shuffle, drop_last=data.drop_last)
+    return IndexedSource(data, own, shuffle=shuffle)
+
+
+def split_pair(raw: Any) -> tuple[Any, Any]:
+    """Take (inputs, targets) from what a loader yields.
+
+    Raises:
+        DataError: If it is not a pair.
+    """
+    if isinstance(raw, list | tuple) and len(raw) == 2:
+        return raw[0], raw[1]
+    seen = f"{type(raw).__name__} of length {len(raw)}" if hasattr(raw, "__len__") else type(raw).__name__
+    raise DataError(f"a loader yielded a {seen}; each batch must be a pair (inputs, targets). Wrap it in a collate_fn.")
+
+
+def _order_is_ours(loader: DataLoader[Any]) -> bool:
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
+        return False
+    if type(loader.batch_sampler) is not BatchSampler:
+        return False
+    sampler = loader.sampler
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    return type(sampler) is SequentialSampler
+
+
+def _has_default_collate(loader: DataLoader[Any]) -> bool:
+    return loader.num_workers == 0 and loader.collate_fn is torch.utils.data.default_collate
+
+
+def _not_empty(data: Any) -> Any:
+    if len(data) == 0:
+        raise DataError("the training data has 0 samples; at least 1 is needed.")
+    return data
+
+
+def _padding_weights(share: Share) -> Tensor | None:
+    return torch.zeros(1) if share.is_padding else None

@@ -1,0 +1,207 @@
+"""TrainConfig: everything that decides how one model is trained, validated once and then trusted."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
+
+from muse_spark_ray.spec.mission import translate
+from muse_spark_ray.spec.task import STRICT, TaskConfig
+from muse_spark_ray.strategy import StrategyConfig, knob, strategies
+
+Amp = Literal["auto", "on", "off", "bf16", "fp16"]
+ScheduleType = Literal[
+    "constant", "step", "cosine", "cosine_with_warmup", "cosine_with_warmup_restarts", "onecycle", "plateau"
+]
+
+
+class OptimizerConfig(BaseModel):
+    """The optimizer and its settings."""
+
+    model_config = STRICT
+
+    name: Literal["sgd", "adamw"] = Field("sgd", description="sgd with momentum, or adamw")
+    lr: float = knob(0.05, gt=0, le=100, search=(0.001, 0.5, "log"), doc="learning rate before the schedule")
+    momentum: float = knob(0.9, ge=0, lt=1, search=(0.8, 0.97), doc="momentum of sgd; beta1 of adamw")
+    nesterov: bool = Field(False, description="Nesterov's momentum (sgd)")
+    beta2: float = knob(0.999, gt=0, lt=1, doc="decay of the squared gradients (adamw)")
+    weight_decay: float = knob(
+        0.0, ge=0, search=(1e-6, 1e-2, "log"), doc="weight decay; never on biases and normalisation"
+    )
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> OptimizerConfig:
+        if self.nesterov and (self.name != "sgd" or self.momentum == 0):
+            raise ValueError("nesterov: true needs name: sgd and momentum above 0")
+        return self
+
+
+class ScheduleConfig(BaseModel):
+    """The learning rate over the applied updates."""
+
+    model_config = STRICT
+
+    type: ScheduleType = Field("constant", description="form of the schedule")
+    warmup_steps: int = Field(0, ge=0, description="updates over which the rate rises linearly to the full one")
+    cycle_length: int | None = Field(
+        None, ge=1, description="updates of one cosine cycle (cosine_with_warmup_restarts)"
+    )
+    step_size: int | None = Field(None, ge=1, description="updates between two drops (step)")
+    gamma: float = Field(0.1, gt=0, lt=1, description="factor of a drop (step, plateau)")
+    patience: int = Field(3, ge=0, description="checks without improvement before a drop (plateau)")
+    min_delta: float = Field(1e-4, ge=0, description="smallest fall of the validation loss that counts (plateau)")
+    warmup_fraction: float = Field(0.3, gt=0, lt=1, description="share of the updates that rise (onecycle)")
+
+    @model_validator(mode="after")
+    def _has_what_its_type_needs(self) -> ScheduleConfig:
+        if self.type == "cosine_with_warmup_restarts" and self.cycle_length is None:
+            raise ValueError("type: cosine_with_warmup_restarts needs cycle_length, the updates of one cycle")
+        if self.type == "step" and self.step_size is None:
+            raise ValueError("type: step needs step_size, the updates between two drops")
+        if self.type == "cosine_with_warmup" and self.warmup_steps == 0:
+            raise ValueError("type: cosine_with_warmup needs warmup_steps above 0; without warm-up use cosine")
+        return self
+
+
+class PrecisionConfig(BaseModel):
+    """Mixed precision."""
+
+    model_config = STRICT
+
+    amp: Amp = Field("auto", description="on: bf16, or fp16 on GPUs without it; auto: on for a GPU, off for a CPU")
+    init_scale: float = Field(65536.0, gt=0, description="first loss scale of fp16")
+    growth_interval: int = Field(2000, ge=1, description="updates without overflow before the loss scale doubles")
+
+
+class CheckpointConfig(BaseModel):
+    """When and where the state is saved."""
+
+    model_config = STRICT
+
+    save_dir: str | None = Field(None, description="folder for checkpoints and report.json; none: nothing is written")
+    save_freq: int | float | Literal["epoch", "last"] = Field(
+        "epoch",
+        description="'epoch': after each; 'last': only at the end; a number: at epoch ends, once so many seconds passed",
+    )
+    keep_last: int | None = Field(
+        2, ge=-1, description="newest checkpoints kept besides the best; null or -1 keeps all"
+    )
+    resume: Literal["auto", "never"] = Field(
+        "auto", description="auto: continue from the newest good checkpoint in save_dir"
+    )
+
+    @field_validator("keep_last")
+    @classmethod
+    def _zero_would_keep_nothing(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise ValueError("keep_last: 0 would keep nothing to resume from; use 1 or more, or null for all")
+        return value
+
+    @field_validator("save_freq")
+    @classmethod
+    def _seconds_are_positive(cls, value: Any) -> Any:
+        if isinstance(value, int | float) and value <= 0:
+            raise ValueError("save_freq as a number is seconds and must be above 0")
+        return value
+
+
+class TrainSettings(BaseModel):
+    """The part of a training config that does not depend on which strategies are installed."""
+
+    model_config = ConfigDict(**STRICT)
+
+    task: TaskConfig = Field(default_factory=TaskConfig, description="data, network and metric")
+    epochs: int = knob(10, ge=1, le=100_000, doc="epochs in all")
+    stop_epoch: int | None = Field(
+        None, ge=1, description="stop after so many epochs, with schedules as for all of them"
+    )
+    batch_size: int = knob(
+        64, ge=1, le=1_000_000, search=(16, 512, "log"), doc="samples in a micro-batch on one worker"
+    )
+    gradient_accumulation_steps: int = knob(1, ge=1, le=65536, search=(1, 8, "log"), doc="micro-batches in one update")
+    clip_norm: float | None = Field(None, gt=0, description="largest gradient norm; none: no clipping")
+    max_bad_steps: int = Field(
+        10, ge=1, description="updates in a row with a loss or gradient that is not finite before giving up"
+    )
+    seed: int = Field(0, ge=0, description="seed of weights, order and dropout")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1")
+    deterministic: bool = Field(False, description="refuse operations that are not deterministic")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="optimizer and its settings")
+    schedule: ScheduleConfig = Field(default_factory=ScheduleConfig, description="learning rate over the updates")
+    precision: PrecisionConfig = Field(default_factory=PrecisionConfig, description="mixed precision")
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="saving and resuming")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translate_mission_keys(cls, data: Any) -> Any:
+        return translate(data)
+
+    @property
+    def last_epoch(self) -> int:
+        """Epochs that are trained in all."""
+        return min(self.epochs, self.stop_epoch or self.epochs)
+
+    def identity(self) -> str:
+        """Return a hash of all that decides the result; where checkpoints go is not part of it."""
+        text = self.model_dump_json(exclude={"checkpoint"})
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _switch(value: Any) -> Any:
+    """Read `true` as the strategy with its defaults and `false` as absent."""
+    if isinstance(value, bool):
+        return {} if value else None
+    return value
+
+
+class _StrategiesBlock(BaseModel):
+    model_config = ConfigDict(**STRICT)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _on_and_off(cls, value: Any) -> Any:
+        return _switch(value)
+
+    def switched_on(self) -> dict[str, StrategyConfig]:
+        """Return the configs of the strategies that are on, by name."""
+        return {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
+
+
+def _build_train_config() -> type[TrainSettings]:
+    fields: dict[str, Any] = {}
+    for name, member in strategies().items():
+        summary = (member.__doc__ or name).strip().splitlines()[0]
+        fields[name] = (
+            member.Config | None,
+            Field(None, description=f"{summary} Absent or false: off; true: its defaults."),
+        )
+    block = create_model("StrategiesConfig", __base__=_StrategiesBlock, **fields)
+    return create_model(
+        "TrainConfig",
+        __base__=TrainSettings,
+        __doc__="Everything that decides how one model is trained.",
+        strategies=(block, Field(default_factory=block, description="cost-saving strategies; what is absent is off")),
+    )
+
+
+if TYPE_CHECKING:
+
+    class TrainConfig(TrainSettings):
+        """The settings with the block of the installed strategies."""
+
+        strategies: _StrategiesBlock
+
+
+@cache
+def train_config_class() -> type[TrainConfig]:
+    """Return the config class that is composed of the settings and every strategy found."""
+    return _build_train_config()  # type: ignore[return-value]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TrainConfig":
+        return train_config_class()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,101 @@
+"""From a config to the objects of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from muse_spark_ray.data import Source, Task, split_pair
+from muse_spark_ray.strategy import Context, StrategyStack, Trait, check_traits, strategies
+from muse_spark_ray.training.devices import move
+from muse_spark_ray.training.models import build_model
+from muse_spark_ray.training.objective import Criterion, can_be_per_sample
+from muse_spark_ray.training.optimizers import build_optimizer
+from muse_spark_ray.training.precision import Precision
+from muse_spark_ray.training.rng import seed_everything
+
+if TYPE_CHECKING:
+    from muse_spark_ray.spec.train import TrainConfig
+
+
+def plain_module(model: nn.Module) -> nn.Module:
+    """Return the model inside the wrappers of DDP and torch.compile, whose weights have plain names."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
+
+
+def build_stack(
+    config: TrainConfig,
+    context: Context,
+    criterion: Criterion,
+    precision: Precision,
+    source: Source,
+    classes: Callable[[], int | None],
+) -> StrategyStack:
+    """Build the strategies that a config switches on, after checking that they can work here.
+
+    Raises:
+        ConfigError: If a strategy needs what this run does not have.
+    """
+    chosen = config.strategies.switched_on()
+    if not chosen:
+        return StrategyStack((), context)
+    known = strategies()
+    context = replace(context, classes=classes())
+    offers = {
+        Trait.CLASS_TARGETS: context.classes is not None,
+        Trait.PER_SAMPLE_LOSSES: can_be_per_sample(criterion),
+        Trait.INDEXED_SAMPLES: source.is_indexed,
+        Trait.LOSS_SCALING: precision.kind == "fp16",
+    }
+    check_traits([known[name] for name in chosen], [trait for trait, holds in offers.items() if holds])
+    return StrategyStack([known[name](own, context) for name, own in chosen.items()], context)
+
+
+def default_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """Build the config's optimizer for a model."""
+    return build_optimizer(model, config.optimizer)
+
+
+@torch.no_grad()
+def count_classes(model: nn.Module, data: DataLoader[Any] | TensorDataset, device: torch.device) -> int | None:
+    """Return the number of classes: the width of the model's output, if targets are class ids; else None.
+
+    One sample is read and passed through the model in eval mode; neither changes.
+    """
+    inputs, targets = _first_sample(data)
+    is_ids = isinstance(targets, torch.Tensor) and targets.ndim == 1 and not targets.is_floating_point()
+    if not is_ids:
+        return None
+    was_training = model.training
+    outputs = model.eval()(move(inputs, device))
+    model.train(was_training)
+    is_scores = isinstance(outputs, torch.Tensor) and outputs.ndim == 2 and outputs.shape[1] > 1
+    return outputs.shape[1] if is_scores else None
+
+
+def _first_sample(data: DataLoader[Any] | TensorDataset) -> tuple[Any, Any]:
+    if isinstance(data, TensorDataset):
+        inputs, targets = data.tensors
+        return inputs[:1], targets[:1]
+    many = getattr(data.dataset, "__getitems__", None)
+    if hasattr(data.dataset, "__getitem__") and data.batch_size is not None:
+        return split_pair(data.collate_fn(many([0]) if many else [data.dataset[0]]))
+    return split_pair(next(iter(data)))
+
+
+def build_model_for(config: TrainConfig, task: Task) -> nn.Module:
+    """Build the config's network for a data set, with weights drawn from the config's seed."""
+    seed_everything(config.seed)
+    return build_model(config.task.model, shape=task.shape, outputs=task.classes or 1)

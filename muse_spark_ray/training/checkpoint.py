@@ -1,0 +1,185 @@
+"""Checkpoints: folders that are complete or not there, verified before they are trusted.
+
+A checkpoint is a folder `epoch_000012` with `state.pt` (tensors and plain containers, loaded with `weights_only`)
+and `manifest.json` (epoch, metric, size and SHA-256 of the state). It is written under another name, flushed to disk
+and renamed, so that a crash leaves either the whole checkpoint or none. Only then are older ones deleted; the best
+and the `keep_last` newest stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from muse_spark_ray.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
+FORMAT = 1
+_NAME = re.compile(r"epoch_(\d{6,})")
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint on disk.
+
+    Args:
+        path: Its folder.
+        epoch: Epochs done when it was written.
+        metric: Value that says how good it is; None where nothing was measured, never NaN.
+    """
+
+    path: Path
+    epoch: int
+    metric: float | None
+
+
+class Checkpoints:
+    """The checkpoints of one training.
+
+    Args:
+        folder: Made if it is not there.
+        keep_last: Newest ones to keep, None or -1 for all.
+        higher_is_better: Direction of the metric.
+    """
+
+    def __init__(self, folder: str | Path, *, keep_last: int | None, higher_is_better: bool) -> None:
+        self.folder = Path(folder).expanduser()
+        self._keep_last = keep_last
+        self._sign = 1.0 if higher_is_better else -1.0
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"checkpoint.save_dir {self.folder} cannot be made: {error}. Choose a folder that can be written."
+            ) from error
+
+    def save(self, state: dict[str, Any], *, epoch: int, metric: float | None) -> Path:
+        """Write a checkpoint, then delete what is not kept.
+
+        Args:
+            state: Tensors, numbers, strings, lists, dictionaries.
+            epoch: Epochs done.
+            metric: How good it is; a value that is not finite counts as unknown.
+
+        Returns:
+            The new folder.
+        """
+        final = self.folder / f"epoch_{epoch:06d}"
+        partial = self.folder / f".{final.name}.{os.getpid()}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        torch.save(state, partial / "state.pt")
+        _flush(partial / "state.pt")
+        known = metric if metric is not None and math.isfinite(metric) else None
+        manifest = {
+            "format": FORMAT,
+            "epoch": epoch,
+            "metric": known,
+            "files": {"state.pt": _fingerprint(partial / "state.pt")},
+        }
+        (partial / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        _flush(partial / "manifest.json")
+        _flush(partial)
+        if final.exists():
+            shutil.rmtree(final)
+        partial.rename(final)
+        _flush(self.folder)
+        self._retain()
+        return final
+
+    def saved(self) -> list[Saved]:
+        """Return the complete checkpoints, oldest first; a folder without a readable manifest is none."""
+        found = []
+        for path in self.folder.iterdir():
+            match = _NAME.fullmatch(path.name)
+            manifest = _read_manifest(path) if match else None
+            if match and manifest is not None:
+                found.append(Saved(path, int(match[1]), manifest.get("metric")))
+        return sorted(found, key=lambda saved: saved.epoch)
+
+    def best(self) -> Saved | None:
+        """Return the best one with a known metric, the earlier of equals."""
+        known = [saved for saved in self.saved() if saved.metric is not None]
+        return max(known, key=lambda saved: (self._sign * (saved.metric or 0.0), -saved.epoch), default=None)
+
+    def load_newest(self) -> tuple[Saved, dict[str, Any]] | None:
+        """Load the newest checkpoint that is whole, passing over damaged ones with a warning.
+
+        Returns:
+            The checkpoint and its state, or None if there is none to load.
+        """
+        for saved in reversed(self.saved()):
+            try:
+                return saved, load_state(saved.path)
+            except DataError as error:
+                logger.warning("%s Trying the one before it.", error)
+        return None
+
+    def _retain(self) -> None:
+        if self._keep_last is None or self._keep_last == -1:
+            return
+        saved, best = self.saved(), self.best()
+        for old in saved[: -self._keep_last]:
+            if best is None or old.path != best.path:
+                shutil.rmtree(old.path, ignore_errors=True)
+
+
+def load_state(folder: str | Path) -> dict[str, Any]:
+    """Load and verify one checkpoint folder.
+
+    Raises:
+        DataError: If a file is missing, cut short, changed, or holds anything but tensors and plain containers.
+    """
+    path = Path(folder)
+    manifest = _read_manifest(path)
+    if manifest is None:
+        raise DataError(f"checkpoint {path} has no readable manifest.json; it is not complete.")
+    file = path / "state.pt"
+    if not file.is_file() or _fingerprint(file) != manifest["files"].get("state.pt"):
+        raise DataError(f"checkpoint {path} is damaged: state.pt does not match the size and checksum of its manifest.")
+    try:
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise DataError(f"checkpoint {file} cannot be loaded safely: {str(error).splitlines()[0]}") from error
+    return state
+
+
+def _read_manifest(path: Path) -> dict[str, Any] | None:
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return None
+    if (
+        not isinstance(manifest, dict)
+        or manifest.get("format") != FORMAT
+        or not isinstance(manifest.get("files"), dict)
+    ):
+        return None
+    return manifest
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def _flush(path: Path) -> None:
+    """Ask the disk to keep a file, or a folder's list of names, through a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,92 @@
+"""One process or many: what the training needs to know of torch.distributed, and how a model is spread."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from muse_spark_ray.strategy import StrategyStack
+
+_NOTHING = nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process among its peers."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Say if this process writes what is written once."""
+        return self.rank == 0
+
+
+def join_world(device: str) -> World:
+    """Join the process group, starting it where torchrun has set the stage.
+
+    Args:
+        device: `auto`, or a torch device such as `cpu` or `cuda:1`.
+
+    Returns:
+        Rank, size, and the device of this process.
+    """
+    if dist.is_available() and not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("nccl" if _on_gpu(device) else "gloo")
+    is_many = dist.is_available() and dist.is_initialized()
+    rank, size = (dist.get_rank(), dist.get_world_size()) if is_many else (0, 1)
+    return World(rank, size, _pick_device(device))
+
+
+def _on_gpu(device: str) -> bool:
+    return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+
+
+def _pick_device(device: str) -> torch.device:
+    if device != "auto":
+        return torch.device(device)
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+
+
+def spread(model: nn.Module, world: World, stack: StrategyStack) -> nn.Module:
+    """Wrap the model so that gradients are averaged over all ranks; a single process trains it as it is."""
+    if world.size == 1 or isinstance(model, DistributedDataParallel):
+        return model
+    wrapped = DistributedDataParallel(model, device_ids=[world.device.index] if world.device.type == "cuda" else None)
+    hook = stack.comm_hook()
+    if hook is not None:
+        wrapped.register_comm_hook(*hook)
+    return wrapped
+
+
+def gradient_sync(model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
+    """Return the context of a micro-batch: only a window's last one exchanges gradients."""
+    if is_last or not isinstance(model, DistributedDataParallel):
+        return _NOTHING
+    return model.no_sync()
+
+
+def sum_over_ranks(values: Sequence[float], world: World) -> list[float]:
+    """Add numbers over all ranks, in float64."""
+    if world.size == 1:
+        return list(values)
+    total: Tensor = torch.tensor(values, dtype=torch.float64, device=world.device)
+    dist.all_reduce(total)
+    return [float(value) for value in total]
+
+
+def any_rank(flag: bool, world: World) -> bool:
+    """Say if the flag is set on any rank; all ranks get the same answer."""
+    return sum_over_ranks([float(flag)], world)[0] > 0

@@ -1,0 +1,114 @@
+"""Evaluation that is exact: every sample counts once, whatever the number of ranks or the size of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from muse_spark_ray.data import split_pair
+from muse_spark_ray.training.devices import move
+from muse_spark_ray.training.distributed import World, sum_over_ranks
+from muse_spark_ray.training.objective import Objective
+from muse_spark_ray.training.precision import Precision
+
+EVALUATION_BATCH = 1024
+Pairs = Iterator[tuple[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Results over the whole validation set.
+
+    Args:
+        loss: Mean loss by sample weight.
+        accuracy: Share of right classes in [0, 1]; None for other tasks.
+        samples: Samples evaluated, each once.
+    """
+
+    loss: float
+    accuracy: float | None
+    samples: int
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module, data: DataLoader[Any] | TensorDataset, objective: Objective, precision: Precision, world: World
+) -> Evaluation:
+    """Evaluate a model on all ranks together.
+
+    Args:
+        model: Put into eval mode for the time of the evaluation; its mode comes back.
+        data: Validation loader, or tensors in memory.
+        objective: The criterion.
+        precision: Autocast as in training; sums are taken in float64.
+        world: This rank among its peers.
+
+    Returns:
+        The same numbers on every rank.
+    """
+    was_training = model.training
+    model.eval()
+    sums = torch.zeros(4, dtype=torch.float64, device=world.device)  # loss, weight, right, samples
+    is_classes = False
+    for inputs, targets in _own_batches(data, world):
+        targets = move(targets, world.device)
+        with precision.autocast():
+            outputs = model(move(inputs, world.device))
+            loss, weight = objective.sums(outputs, targets)
+        right, is_classes = _right(outputs, targets)
+        sums += torch.stack([loss, weight, right, weight.new_tensor(len(targets))]).double()
+    model.train(was_training)
+    loss_sum, weight_sum, right_sum, samples, classes = sum_over_ranks([*sums.tolist(), float(is_classes)], world)
+    accuracy = right_sum / samples if classes and samples else None
+    return Evaluation(loss_sum / weight_sum if weight_sum else float("nan"), accuracy, int(samples))
+
+
+def _right(outputs: Any, targets: Any) -> tuple[torch.Tensor, bool]:
+    """Count right classes, where outputs are class scores and targets class ids."""
+    is_scores = isinstance(outputs, torch.Tensor) and outputs.ndim == 2 and outputs.shape[1] > 1
+    if not (is_scores and targets.ndim == 1 and not targets.is_floating_point()):
+        return torch.zeros((), device=targets.device), False
+    return (outputs.argmax(1) == targets).sum().float(), True
+
+
+def _own_batches(data: DataLoader[Any] | TensorDataset, world: World) -> Pairs:
+    """Yield this rank's batches; all ranks together yield each sample once, without padding."""
+    if isinstance(data, TensorDataset):
+        yield from _tensor_batches(data, EVALUATION_BATCH, world)
+    elif world.size > 1 and _is_plain(data):
+        yield from _dataset_batches(data, world)
+    else:
+        for index, raw in enumerate(data):
+            if index % world.size == world.rank:
+                yield split_pair(raw)
+
+
+def _is_plain(loader: DataLoader[Any]) -> bool:
+    """Say if a loader reads its whole data set; a DistributedSampler would repeat samples to fill up."""
+    is_whole = type(loader.sampler) in (SequentialSampler, DistributedSampler)
+    return is_whole and not isinstance(loader.dataset, IterableDataset) and not loader.drop_last
+
+
+def _tensor_batches(data: TensorDataset, size: int, world: World) -> Pairs:
+    rows = torch.tensor_split(torch.arange(len(data)), world.size)[world.rank]
+    start, stop = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
+    inputs, targets = data.tensors
+    for begin in range(start, stop, size):
+        end = min(begin + size, stop)
+        yield inputs[begin:end], targets[begin:end]
+
+
+def _dataset_batches(loader: DataLoader[Any], world: World) -> Pairs:
+    rows = torch.tensor_split(torch.arange(len(loader.dataset)), world.size)[world.rank]  # type: ignore[arg-type]
+    chunks = [chunk.tolist() for chunk in torch.split(rows, loader.batch_size or 1)] if len(rows) else []
+    own: DataLoader[Any] = DataLoader(
+        loader.dataset, batch_sampler=chunks, num_workers=loader.num_workers, collate_fn=loader.collate_fn
+    )
+    for raw in own:
+        yield split_pair(raw)

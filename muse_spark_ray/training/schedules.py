@@ -1,0 +1,150 @@
+"""Learning-rate schedules as factors of the base rate, counted in applied updates.
+
+Most forms need only the number of applied updates k, from 0. Those that must end with the training (cosine, onecycle)
+follow the progress p in [0, 1], which each applied update moves by an equal part of what is left: with u updates to
+come, p grows by (1 - p) / u. With a constant number of updates this is k / total; if strategies shorten epochs, the
+schedule still ends with the last update. When training goes on with another number of epochs, p starts again from
+the share of epochs that is done, so that a longer run stretches the schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from muse_spark_ray.spec.train import ScheduleConfig
+
+_DIVIDE_FIRST, _DIVIDE_LAST = 25.0, 1e4
+
+
+def cosine(progress: float) -> float:
+    """Return half a cosine from 1 at progress 0 to 0 at progress 1 (Loshchilov and Hutter 2017, eq. 5)."""
+    return 0.5 * (1.0 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
+
+
+def one_cycle(progress: float, *, rising: float) -> float:
+    """Return a cosine rise from 1/25 to 1 and a cosine fall to 1/250,000 (Smith and Topin 2017).
+
+    Args:
+        progress: Share of the updates done.
+        rising: Share of the updates that rise, in (0, 1).
+    """
+    first, last = 1.0 / _DIVIDE_FIRST, 1.0 / (_DIVIDE_FIRST * _DIVIDE_LAST)
+    if progress < rising:
+        return 1.0 + (first - 1.0) * cosine(progress / rising)
+    return last + (1.0 - last) * cosine((progress - rising) / (1.0 - rising))
+
+
+class Schedule:
+    """Sets the learning rate of each parameter group to its base rate times the factor of the schedule.
+
+    Args:
+        optimizer: Its groups' rates at this moment are the base rates, unless `initial_lr` says otherwise.
+        config: Form and numbers.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, config: ScheduleConfig) -> None:
+        self._optimizer = optimizer
+        self._config = config
+        self._base = [float(group.setdefault("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        self._is_constant = config.type == "constant" and config.warmup_steps == 0
+        self.updates = 0
+        self._progress = 0.0
+        self._left: int | None = None
+        self._epochs: int | None = None
+        self._plateau_factor, self._plateau_best, self._plateau_waits = 1.0, math.inf, 0
+
+    def plan_epoch(self, *, epoch: int, epochs: int, windows: int | None) -> None:
+        """Say how many updates are still to come.
+
+        Args:
+            epoch: Epochs done.
+            epochs: Epochs in all.
+            windows: Updates planned for this epoch, None if not known.
+        """
+        if self._epochs not in (None, epochs):
+            self._progress = epoch / epochs
+        self._epochs = epochs
+        self._left = None if windows is None else windows * (epochs - epoch)
+        if self._left is None:
+            self._progress = epoch / epochs
+        self._apply()
+
+    def attempted(self, *, stepped: bool) -> None:
+        """Note one window; only an update that was applied moves the schedule on."""
+        if stepped:
+            self._advance()
+        if self._left is not None:
+            self._left = max(self._left - 1, 1)
+        if stepped and not self._is_constant:
+            self._apply()
+
+    def _advance(self) -> None:
+        if self.updates >= self._warmup and self._left is not None:
+            self._progress += (1.0 - self._progress) / max(self._left, 1)
+        self.updates += 1
+
+    def check(self, value: float | None) -> None:
+        """Give the plateau form the epoch's validation loss; a loss that is not a number is no improvement."""
+        if self._config.type != "plateau" or value is None:
+            return
+        if value < self._plateau_best - self._config.min_delta:
+            self._plateau_best, self._plateau_waits = value, 0
+            return
+        self._plateau_waits += 1
+        if self._plateau_waits > self._config.patience:
+            self._plateau_factor *= self._config.gamma
+            self._plateau_waits = 0
+            self._apply()
+
+    def factor(self) -> float:
+        """Return the factor for the next update."""
+        c, k = self._config, self.updates
+        if k < self._warmup:
+            return (k + 1) / self._warmup
+        if c.type == "step":
+            return c.gamma ** (k // (c.step_size or 1))
+        if c.type in ("cosine", "cosine_with_warmup"):
+            return cosine(self._progress)
+        if c.type == "cosine_with_warmup_restarts":
+            length = c.cycle_length or 1
+            return cosine(((k - self._warmup) % length) / length)
+        if c.type == "onecycle":
+            return one_cycle(self._progress, rising=c.warmup_fraction)
+        return self._plateau_factor
+
+    @property
+    def lr(self) -> float:
+        """The first group's rate for the next update."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters."""
+        return {
+            "updates": self.updates,
+            "progress": self._progress,
+            "epochs": self._epochs,
+            "base": self._base,
+            "plateau": [self._plateau_factor, self._plateau_best, self._plateau_waits],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the counters and with them the rate of the next update."""
+        self.updates, self._progress, self._epochs = int(state["updates"]), float(state["progress"]), state["epochs"]
+        self._base = [float(rate) for rate in state["base"]]
+        factor, best, waits = state["plateau"]
+        self._plateau_factor, self._plateau_best, self._plateau_waits = float(factor), float(best), int(waits)
+        self._apply()
+
+    @property
+    def _warmup(self) -> int:
+        return self._config.warmup_steps
+
+    def _apply(self) -> None:
+        if self._is_constant:
+            return
+        factor = self.factor()
+        for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
+            group["lr"] = base * factor

@@ -1,0 +1,82 @@
+"""What a checkpoint holds, and how a training is put back into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from muse_spark_ray.errors import ConfigError
+from muse_spark_ray.training.best import Best
+from muse_spark_ray.training.loop import Run
+from muse_spark_ray.training.records import Metrics
+from muse_spark_ray.training.rng import load_rng_state, rng_state
+
+
+def snapshot(run: Run, *, best: Best, history: list[Metrics], seconds: float) -> dict[str, Any]:
+    """Collect all that continues a training exactly; every rank must call it.
+
+    Returns:
+        Tensors and plain containers: model, optimizer, schedule, loss scaler, strategies, random streams of all
+        ranks, counters, the best epoch and the metric history.
+    """
+    return {
+        "model": dict(run.module.state_dict()),
+        "optimizer": run.optimizer.state_dict(),
+        "schedule": run.schedule.state_dict(),
+        "precision": run.precision.state_dict(),
+        "strategies": run.stack.state_dict(),
+        "rng": _gather_rng(run),
+        "counters": {
+            "epoch": run.epoch,
+            "updates": run.updates,
+            "skipped_steps": run.skipped_steps,
+            "bad_steps": run.bad_steps,
+        },
+        "best": best.state_dict(),
+        "history": history,
+        "seconds": seconds,
+    }
+
+
+def restore(run: Run, best: Best, state: dict[str, Any], *, where: Path) -> tuple[list[Metrics], float]:
+    """Put a training back into a saved state.
+
+    Returns:
+        (metric history, seconds of training so far).
+
+    Raises:
+        ConfigError: If the model or the strategies are not those that were saved.
+    """
+    _load_model(run, state["model"], where)
+    run.optimizer.load_state_dict(state["optimizer"])
+    run.schedule.load_state_dict(state["schedule"])
+    run.precision.load_state_dict(state["precision"])
+    run.stack.load_state_dict(state["strategies"])
+    for name, value in state["counters"].items():
+        setattr(run, name, value)
+    best.load_state_dict(state["best"])
+    streams = state["rng"]
+    if len(streams) == run.world.size:
+        load_rng_state(streams[run.world.rank])
+    return list(state["history"]), float(state["seconds"])
+
+
+def _load_model(run: Run, weights: dict[str, Any], where: Path) -> None:
+    try:
+        run.module.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"checkpoint {where} does not fit the model: {str(error).splitlines()[-1].strip()}",
+            hint="resume with the model that was saved, choose another checkpoint.save_dir, or set checkpoint.resume: never",
+        ) from error
+
+
+def _gather_rng(run: Run) -> list[dict[str, Any]]:
+    own = rng_state()
+    if run.world.size == 1:
+        return [own]
+    streams: list[Any] = [None] * run.world.size
+    dist.all_gather_object(streams, own)
+    return streams

@@ -1,0 +1,309 @@
+"""MuseSparkTrainer: the training loop for people's own scripts, and the same code that Ray workers run."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from muse_spark_ray.cost import Phase, PhaseClock
+from muse_spark_ray.data import Cut, open_source
+from muse_spark_ray.errors import ConfigError
+from muse_spark_ray.spec.load import train_config
+from muse_spark_ray.strategy import Context, Step
+from muse_spark_ray.training.best import Best
+from muse_spark_ray.training.build import build_stack, count_classes, default_optimizer, plain_module
+from muse_spark_ray.training.checkpoint import Checkpoints
+from muse_spark_ray.training.diagnose import DivergedError
+from muse_spark_ray.training.distributed import join_world, spread
+from muse_spark_ray.training.evaluate import Evaluation, evaluate
+from muse_spark_ray.training.loop import EpochTotals, Run, train_epoch
+from muse_spark_ray.training.objective import Criterion, Objective, default_criterion
+from muse_spark_ray.training.precision import Precision
+from muse_spark_ray.training.records import EpochRecord, Metrics, OnEpoch, best_of, percent, strict_json
+from muse_spark_ray.training.schedules import Schedule
+from muse_spark_ray.training.state import restore, snapshot
+
+logger = logging.getLogger(__name__)
+Data = DataLoader[Any] | TensorDataset
+
+
+class MuseSparkTrainer:
+    """Trains a model with the cost-saving strategies that its config switches on.
+
+    It runs in a plain script, under torchrun, and inside Ray workers alike. `fit(epochs=n)` trains until n epochs
+    are done in all: a second call and a run resumed from `checkpoint.save_dir` continue instead of starting over.
+
+    Args:
+        model: Trained in place; best on the CPU or already on its device.
+        optimizer: Stepped as it is, never copied; None builds that of `config`.
+        criterion: Maps (outputs, targets) to a scalar mean loss; None is cross entropy, or mean squared error for
+            real targets.
+        train_loader: A DataLoader of (inputs, targets) pairs, or a TensorDataset. The order of shuffled map-style data
+            is taken over, so that it is seeded and shared among ranks.
+        val_loader: The same for validation; None trains without it.
+        config: A TrainConfig, or a dictionary with its keys or the mission's (`use_amp`,
+            `gradient_accumulation_steps`, `adaptive_sampling`, `dynamic_lr_scheduler`, `checkpoint`).
+        clock: Where time is booked; None starts one.
+
+    Raises:
+        ConfigError: If a key or a combination is not allowed, before any training.
+
+    Example:
+        >>> trainer = MuseSparkTrainer(model, optimizer, nn.CrossEntropyLoss(), train_loader, val_loader, {"clip_norm": 1.0})
+        >>> report = trainer.fit(epochs=10)
+        >>> best = trainer.get_best_model()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        criterion: Criterion | None = None,
+        train_loader: Data | None = None,
+        val_loader: Data | None = None,
+        config: Any = None,
+        *,
+        clock: PhaseClock | None = None,
+    ) -> None:
+        self.config = train_config(config)
+        if train_loader is None:
+            raise ConfigError(
+                "train_loader is None; MuseSparkTrainer needs a DataLoader or a TensorDataset to train on."
+            )
+        c = self.config
+        torch.use_deterministic_algorithms(c.deterministic)
+        world = join_world(c.device)
+        cut = Cut(c.batch_size, c.gradient_accumulation_steps, c.seed, world.rank, world.size)
+        source = open_source(train_loader, cut)
+        module = plain_module(model).to(world.device)
+        criterion = (
+            criterion if criterion is not None else default_criterion(count_classes(module, train_loader, world.device))
+        )
+        precision = Precision(c.precision, world.device)
+        context = Context(source.samples or 0, None, c.seed, world.rank, world.size, world.device)
+        stack = build_stack(
+            c, context, criterion, precision, source, lambda: count_classes(module, train_loader, world.device)
+        )
+        module = stack.prepare_model(module)
+        optimizer = stack.wrap_optimizer(optimizer if optimizer is not None else default_optimizer(module, c))
+        wrapped = spread(model if module is plain_module(model) else module, world, stack)
+        objective = Objective(criterion, stack, world_size=world.size)
+        schedule = Schedule(optimizer, c.schedule)
+        self._run = Run(
+            module,
+            wrapped,
+            optimizer,
+            objective,
+            stack,
+            precision,
+            schedule,
+            source,
+            world,
+            clock or PhaseClock(),
+            c.clip_norm,
+            c.max_bad_steps,
+        )
+        self._validation = val_loader
+        self._best = Best(c.task.metric, higher_is_better=c.task.metric == "accuracy")
+        self._history: list[Metrics] = []
+        self._seconds = 0.0
+        self._last_save, self._saved_epoch = time.monotonic(), 0
+        self._verdict: dict[str, Any] = {"state": "new", "diagnosis": None, "resumed_from": None}
+        self._checkpoints = self._open_checkpoints()
+        self._resume()
+
+    def fit(self, epochs: int | None = None, *, on_epoch: OnEpoch | None = None) -> dict[str, Any]:
+        """Train until `epochs` epochs are done in all.
+
+        Args:
+            epochs: Default: `config.epochs`.
+            on_epoch: Called after each epoch with its record, on every rank; True stops the training. All ranks must
+                return the same.
+
+        Returns:
+            The report, as `get_training_report`. A training that diverged ends here too, with its diagnosis in it.
+        """
+        total = epochs if epochs is not None else self.config.epochs
+        if total < 1:
+            raise ConfigError(f"epochs is {total}; it must be at least 1.")
+        started = time.monotonic()
+        self._verdict["state"] = "finished"
+        try:
+            while (
+                self._run.epoch < min(total, self.config.stop_epoch or total) and self._verdict["state"] == "finished"
+            ):
+                self._one_epoch(total, on_epoch)
+        except DivergedError as diverged:
+            logger.warning("%s", diverged)
+            self._verdict |= {"state": "diverged", "diagnosis": str(diverged)}
+        else:
+            self._save_if_due(is_last=True)
+        self._seconds += time.monotonic() - started
+        report = self.get_training_report()
+        if self._checkpoints is not None and self._run.world.is_first:
+            _write_json(self._checkpoints.folder / "report.json", report)
+        return report
+
+    @property
+    def newest_checkpoint(self) -> str | None:
+        """Folder of the newest complete checkpoint, None without one."""
+        saved = self._checkpoints.saved() if self._checkpoints is not None else []
+        return str(saved[-1].path) if saved else None
+
+    def get_best_model(self) -> nn.Module:
+        """Return a copy of the model with the weights of its best epoch, in eval mode.
+
+        Without validation, or before the first epoch, that is the model as it stands.
+        """
+        shown = self._run.stack.evaluation_model(self._run.module)
+        model = copy.deepcopy(shown)
+        if self._best.weights:
+            model.load_state_dict(self._best.weights)
+        return model.eval()
+
+    def get_training_report(self) -> dict[str, Any]:
+        """Return what happened so far.
+
+        Returns:
+            Among others `best_val_acc` (percent or None), `total_time` (seconds in `fit`), `peak_gpu_memory` (MB, or
+            None without a GPU), `epochs`, `history` (one dictionary an epoch), `skipped_steps`, `state` and, if the
+            training diverged, `diagnosis`. Strict JSON holds all of it.
+        """
+        run = self._run
+        report = {
+            **self._verdict,
+            "epochs": run.epoch,
+            "updates": run.updates,
+            "best_epoch": self._best.epoch,
+            "best_val_acc": percent(best_of(self._history, "accuracy", higher_is_better=True)),
+            "best_val_loss": best_of(self._history, "val_loss", higher_is_better=False),
+            "total_time": self._seconds,
+            "peak_gpu_memory": _peak_gpu_memory(run.world.device),
+            "skipped_steps": run.skipped_steps,
+            "bad_steps": run.bad_steps,
+            "effective_batch_size": self._effective_batch_size(),
+            "world_size": run.world.size,
+            "device": str(run.world.device),
+            "precision": run.precision.kind,
+            "strategies": [member.name for member in run.stack.members],
+            "history": self._history,
+        }
+        result: dict[str, Any] = strict_json(report)
+        return result
+
+    def _one_epoch(self, total: int, on_epoch: OnEpoch | None) -> None:
+        run, began = self._run, time.monotonic()
+        skipped, bad = run.skipped_steps, run.bad_steps
+        run.clock.enter(Phase.train)
+        totals = train_epoch(run, epochs=total)
+        seconds = time.monotonic() - began
+        run.epoch += 1
+        evaluation = self._evaluate()
+        metrics = self._metrics(totals, evaluation, seconds, run.skipped_steps - skipped, run.bad_steps - bad)
+        self._history.append(metrics)
+        run.schedule.check(metrics["val_loss"])
+        decision = run.stack.after_epoch(metrics, Step(run.epoch, run.updates))
+        self._keep_best(metrics)
+        checkpoint = self._save_if_due(is_last=run.epoch >= total)
+        spans = tuple(run.clock.drain())
+        record = EpochRecord(run.epoch, metrics, spans, spans[-1].end, checkpoint)
+        asked_to_stop = on_epoch(record) if on_epoch is not None else False
+        if decision is not None or asked_to_stop:
+            self._verdict |= {"state": "stopped", "stop_reason": decision.reason if decision else "asked to stop"}
+
+    def _evaluate(self) -> Evaluation | None:
+        if self._validation is None:
+            return None
+        run = self._run
+        with run.clock.phase(Phase.evaluate):
+            model = run.stack.evaluation_model(run.module)
+            return evaluate(model, self._validation, run.objective, run.precision, run.world)
+
+    def _metrics(
+        self, totals: EpochTotals, evaluation: Evaluation | None, seconds: float, skipped: int, bad: int
+    ) -> Metrics:
+        return {
+            "train_loss": totals.loss,
+            "val_loss": evaluation.loss if evaluation else None,
+            "accuracy": evaluation.accuracy if evaluation else None,
+            "lr": self._run.schedule.lr,
+            "effective_batch_size": self._effective_batch_size(),
+            "samples_per_second": totals.samples / seconds if seconds > 0 else None,
+            "samples": totals.samples,
+            "skipped_steps": skipped,
+            "bad_steps": bad,
+            "updates": self._run.updates,
+        }
+
+    def _effective_batch_size(self) -> int | None:
+        size = self._run.source.batch_size
+        return None if size is None else size * self.config.gradient_accumulation_steps * self._run.world.size
+
+    def _keep_best(self, metrics: Metrics) -> None:
+        if self._best.metric == "accuracy" and metrics["accuracy"] is None and self._best.value is None:
+            self._best = Best("val_loss", higher_is_better=False)
+        model = self._run.stack.evaluation_model(self._run.module)
+        self._best.offer(metrics[self._best.metric], epoch=self._run.epoch, model=model)
+
+    def _open_checkpoints(self) -> Checkpoints | None:
+        c = self.config.checkpoint
+        if c.save_dir is None:
+            return None
+        return Checkpoints(c.save_dir, keep_last=c.keep_last, higher_is_better=self._best.higher_is_better)
+
+    def _save_if_due(self, *, is_last: bool) -> str | None:
+        frequency = self.config.checkpoint.save_freq
+        if self._checkpoints is None or self._saved_epoch == self._run.epoch:
+            return None
+        waited = time.monotonic() - self._last_save
+        is_due = is_last or frequency == "epoch" or (not isinstance(frequency, str) and waited >= frequency)
+        # Ranks' clocks differ; the first one decides, since a snapshot needs all of them.
+        if not _agree(is_due, self._run):
+            return None
+        with self._run.clock.phase(Phase.checkpoint):
+            state = snapshot(self._run, best=self._best, history=self._history, seconds=self._seconds)
+            self._last_save, self._saved_epoch = time.monotonic(), self._run.epoch
+            if not self._run.world.is_first:
+                return None
+            metric = self._history[-1][self._best.metric]
+            return str(self._checkpoints.save(state, epoch=self._run.epoch, metric=metric))
+
+    def _resume(self) -> None:
+        if self._checkpoints is None or self.config.checkpoint.resume == "never":
+            return
+        found = self._checkpoints.load_newest()
+        if found is None:
+            return
+        saved, state = found
+        self._history, self._seconds = restore(self._run, self._best, state, where=saved.path)
+        self._saved_epoch = saved.epoch
+        self._verdict["resumed_from"] = saved.epoch
+        logger.info("resumed from %s: %d epochs are done", saved.path, saved.epoch)
+
+
+def _agree(flag: bool, run: Run) -> bool:
+    if run.world.size == 1:
+        return flag
+    answer = torch.tensor([int(flag)], device=run.world.device)
+    torch.distributed.broadcast(answer, 0)
+    return bool(answer.item())
+
+
+def _peak_gpu_memory(device: torch.device) -> float | None:
+    return torch.cuda.max_memory_allocated(device) / 1e6 if device.type == "cuda" else None
+
+
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(document, indent=1, allow_nan=False))
+    os.replace(partial, path)
