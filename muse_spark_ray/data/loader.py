@@ -130,7 +130,7 @@ class TensorSource(_Planned):
     def windows(self, epoch: int, reorder: Reorder | None = None, reorder_every: int | None = None) -> Iterator[Window]:
         for planned in self.plans(epoch, reorder, reorder_every):
             for window in planned:
-                yield Window([self._batch(share) for share in window.shares], float(window.samples), window.samples)
+                yield Window([self._batch(share) for share in window.shares], window.samples, window.samples)
 
     def _batch(self, share: Share) -> Batch:
         indices = share.indices
@@ -143,24 +143,28 @@ class IndexedSource(_Planned):
     def __init__(self, loader: DataLoader[Any], cut: Cut, *, shuffle: bool) -> None:
         super().__init__(len(loader.dataset), cut, shuffle=shuffle, drop_last=loader.drop_last)  # type: ignore[arg-type]
         self._loader = loader
+        self._collate = loader.collate_fn
+        self._many = getattr(loader.dataset, "__getitems__", None)
 
     def windows(self, epoch: int, reorder: Reorder | None = None, reorder_every: int | None = None) -> Iterator[Window]:
         for planned in self.plans(epoch, reorder, reorder_every):
-            batches = self._read([share for window in planned for share in window.shares], epoch)
+            shares = [share for window in planned for share in window.shares]
+            fetched = (
+                map(self._fetch, shares) if self._loader.num_workers == 0 else self._fetch_by_workers(shares, epoch)
+            )
             for window in planned:
-                yield Window([next(batches) for _ in window.shares], float(window.samples), window.samples)
+                # No name holds a batch here, so that its memory is free when the next one is made.
+                batches = [
+                    Batch(*split_pair(next(fetched)), share.indices, _padding_weights(share)) for share in window.shares
+                ]
+                yield Window(batches, window.samples, window.samples)
+                del batches
 
-    def _read(self, shares: list[Share], epoch: int) -> Iterator[Batch]:
-        fetched = self._fetch(shares) if self._loader.num_workers == 0 else self._fetch_by_workers(shares, epoch)
-        for share in shares:  # no name holds a batch here, so that its memory is free when the next one is made
-            yield Batch(*split_pair(next(fetched)), share.indices, _padding_weights(share))
-
-    def _fetch(self, shares: list[Share]) -> Iterator[Any]:
-        dataset, collate = self._loader.dataset, self._loader.collate_fn
-        many = getattr(dataset, "__getitems__", None)
-        for share in shares:
-            indices = share.indices.tolist()
-            yield collate(many(indices) if many else [dataset[i] for i in indices])
+    def _fetch(self, share: Share) -> Any:
+        indices = share.indices.tolist()
+        if self._many is not None:
+            return self._collate(self._many(indices))
+        return self._collate([self._loader.dataset[i] for i in indices])
 
     def _fetch_by_workers(self, shares: list[Share], epoch: int) -> Iterator[Any]:
         theirs = self._loader
@@ -217,7 +221,7 @@ class ForeignSource:
             total = torch.tensor(samples)
             dist.all_reduce(total)
             samples = int(total)
-        return Window(group, float(samples), samples)
+        return Window(group, samples, samples)
 
 
 def open_source(data: DataLoader[Any] | TensorDataset, cut: Cut) -> Source:

@@ -144,10 +144,12 @@ class Engine:
             return trial
         limit = self._spec.budget.trials
         if limit is not None and self._drawn >= limit:
-            return self._nothing_left(f"all {limit} trials of the budget are done")
+            self._nothing_left(f"all {limit} trials of the budget are done")
+            return None
         proposal = self._study.ask()
         if proposal is None:
-            return self._nothing_left("every config of the search space has been tried")
+            self._nothing_left("every config of the search space has been tried")
+            return None
         config = proposal.config.model_dump_json(exclude={"checkpoint"})
         name = trial_name(self._drawn)
         trial = Trial(name, self._drawn, proposal.values, config, proposal.identity, proposal.config.last_epoch)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -78,8 +78,7 @@ class Context:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """Where training stands: epochs and applied optimizer updates, both counted from 0."""
 
     epoch: int
@@ -110,7 +109,7 @@ class Batch:
     @property
     def weight(self) -> float:
         """Sum of the sample weights."""
-        return float(self.size) if self.weights is None else float(self.weights.sum())
+        return len(self.targets) if self.weights is None else float(self.weights.sum())
 
     def with_(self, **changes: Any) -> Batch:
         """Return a copy with some fields replaced."""

@@ -1,23 +1,28 @@
-"""The training loop, top to bottom: an epoch of windows, a window of micro-batches, one update."""
+"""The training loop, top to bottom: an epoch of windows, a window of micro-batches, one update.
+
+A step of a small network takes half a millisecond, in which each Python call counts: what a run does not use is not
+called (`Run` knows from the start), and a window is read, weighed and booked with as few calls as will do.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import isfinite as is_finite
 
 import torch
 from torch import nn
 
 from muse_spark_ray.cost import Phase, PhaseClock
 from muse_spark_ray.data import Source, Window
-from muse_spark_ray.strategy import Step, StrategyStack
+from muse_spark_ray.strategy import Batch, Step, StrategyStack
 from muse_spark_ray.training.devices import to_device
 from muse_spark_ray.training.diagnose import DivergedError, bad_steps_diagnosis
 from muse_spark_ray.training.distributed import World, gradient_sync, sum_over_ranks
+from muse_spark_ray.training.glance import Glance
 from muse_spark_ray.training.objective import Objective
 from muse_spark_ray.training.precision import Precision
-from muse_spark_ray.training.probe import LossProbe
 from muse_spark_ray.training.schedules import Schedule
 
 
@@ -27,6 +32,10 @@ class Run:
 
     Args:
         module: The plain model; `model` is the same, wrapped where gradients are exchanged.
+        is_plain: One process in full precision: a pass needs no context around it.
+        prepares: Batches are moved or changed before the forward pass.
+        finishes: Gradients are unscaled, clipped or measured after the backward pass.
+        watches: Strategies act before or after updates.
     """
 
     module: nn.Module
@@ -46,10 +55,20 @@ class Run:
     skipped_steps: int = 0
     bad_steps: int = 0
     bad_in_a_row: int = 0
-    probe: LossProbe = field(init=False)
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    glance: Glance = field(init=False)
+    is_plain: bool = field(init=False)
+    prepares: bool = field(init=False)
+    finishes: bool = field(init=False)
+    watches: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.probe = LossProbe(self.world.device)
+        is_alone = self.world.size == 1
+        self.glance = Glance(self.world.device)
+        self.is_plain = is_alone and self.precision.kind == "off"
+        self.prepares = self.world.device.type != "cpu" or self.stack.uses("transform_batch")
+        self.watches = self.stack.uses("before_update") or self.stack.uses("after_update")
+        self.finishes = not is_alone or self.clip_norm is not None or self.precision.scaler is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,25 +99,34 @@ def train_epoch(run: Run, *, epochs: int) -> EpochTotals:
         DivergedError: After `max_bad_steps` windows in a row with a loss or gradient that is not finite.
     """
     run.model.train()
+    run.parameters = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
     run.schedule.plan_epoch(epoch=run.epoch, epochs=epochs, windows=run.source.windows_per_epoch())
-    loss_sum = weight_sum = 0.0
-    samples = windows = 0
+    loss_sum = weight_sum = waited = 0.0
+    samples = count = 0
     norm: float | None = None
-    for window in timed(_windows(run), run.clock):
-        weight = window_weight(run, window)
-        loss, norm = accumulate_gradients(run, window, weight)
-        if apply_update(run, loss, norm):
+    windows, clock = open_windows(run), time.perf_counter
+    while True:
+        asked = clock()
+        window = next(windows, None)
+        waited += clock() - asked
+        if window is None:
+            break
+        weight = window_weight(run, window) if run.objective.weighs_classes else window.weight
+        step = Step(run.epoch, run.updates)
+        loss, norm = accumulate_gradients(run, window, weight, step)
+        if apply_update(run, loss, norm, step):
             loss_sum += loss * weight
             weight_sum += weight
         samples += window.samples
-        windows += 1
+        count += 1
         window.batches.clear()  # so that the next batch finds this one's memory, still in cache
+    run.clock.add(Phase.data_wait, waited)
     loss_sum = sum_over_ranks([loss_sum], run.world)[0] / run.world.size
-    return EpochTotals(loss_sum / weight_sum if weight_sum else float("nan"), samples, windows, norm)
+    return EpochTotals(loss_sum / weight_sum if weight_sum else float("nan"), samples, count, norm)
 
 
-def accumulate_gradients(run: Run, window: Window, weight: float) -> tuple[float, float | None]:
-    """Add up the gradients of a window's mean loss, then unscale and clip them.
+def accumulate_gradients(run: Run, window: Window, weight: float, step: Step) -> tuple[float, float | None]:
+    """Add up the gradients of a window's mean loss.
 
     Each micro-batch contributes its share of the window's weight, so a last window with fewer or smaller
     micro-batches is the exact mean over its samples.
@@ -106,42 +134,49 @@ def accumulate_gradients(run: Run, window: Window, weight: float) -> tuple[float
     Returns:
         (mean loss of the window as this rank sees it, norm of the gradients before clipping or None).
     """
-    run.probe.restart()
-    step = Step(run.epoch, run.updates)
+    glance, losses = run.glance, []
     last = len(window.batches) - 1
     for index, raw in enumerate(window.batches):
-        batch = run.stack.transform_batch(to_device(raw, run.world.device), step)
-        with gradient_sync(run.model, is_last=index == last):
-            with run.precision.autocast():
-                outputs = run.model(batch.inputs)
-                loss = run.objective.share(outputs, batch, step, window_weight=weight)
-            run.probe.watch(loss)
-            if index == 0:
-                # Here, not after the update: freed just before backward needs the same memory, it is still in cache.
-                run.optimizer.zero_grad(set_to_none=True)
-            run.precision.backward(loss)
-    run.precision.unscale(run.optimizer)
-    return run.probe.total(), gradient_norm(run)
+        batch = prepared(run, raw, step) if run.prepares else raw
+        if run.is_plain:
+            loss = run.objective(run.model(batch.inputs), batch, step, weight)
+        else:
+            with gradient_sync(run.model, is_last=index == last), run.precision.autocast():
+                loss = run.objective(run.model(batch.inputs), batch, step, weight)
+        losses.append(glance.start(loss))
+        if index == 0:
+            # Here, not after the update: freed just before backward needs the same memory, it is still in cache.
+            # Without `zero_grad`, whose profiler mark costs more than the work itself.
+            for parameter in run.parameters:
+                parameter.grad = None
+        if run.is_plain:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            with gradient_sync(run.model, is_last=index == last):
+                run.precision.backward(loss)
+    return glance.total(losses), finish_gradients(run) if run.finishes else None
 
 
-def apply_update(run: Run, loss: float, norm: float | None) -> bool:
+def apply_update(run: Run, loss: float, norm: float | None, step: Step) -> bool:
     """Step the optimizer, unless the loss or the gradient is not finite; count what happened.
 
     Returns:
         True if the weights changed.
     """
-    step = Step(run.epoch, run.updates)
-    is_bad = not is_finite(norm) if run.world.size > 1 else not is_finite(loss)
+    # Over several ranks only the norm of the exchanged gradients looks the same to all of them.
+    is_bad = not is_finite(loss if run.world.size == 1 or norm is None else norm)
     stepped = False
     # With fp16 the scaler itself leaves out an overflow, and must see it to lower its scale.
-    if run.precision.scaler is not None or (not is_bad and is_finite(norm)):
-        run.stack.before_update(run.module, step)
+    if run.precision.scaler is not None or not (is_bad or (norm is not None and not is_finite(norm))):
+        if run.watches:
+            run.stack.before_update(run.module, step)
         stepped = run.precision.step(run.optimizer)
     run.schedule.attempted(stepped=stepped)
     if stepped:
         run.updates += 1
         run.bad_in_a_row = 0
-        run.stack.after_update(run.module, step)
+        if run.watches:
+            run.stack.after_update(run.module, step)
         return True
     run.skipped_steps += 1
     if is_bad or run.precision.scaler is None:
@@ -157,43 +192,31 @@ def note_bad_step(run: Run, loss: float, norm: float | None) -> None:
         raise DivergedError(bad_steps_diagnosis(run, loss, norm))
 
 
-def gradient_norm(run: Run) -> float | None:
-    """Clip the gradients and return their norm before it; None where neither clipping nor other ranks need it.
+def finish_gradients(run: Run) -> float | None:
+    """Unscale and clip the gradients; return their norm before clipping.
 
-    With several ranks the norm tells every rank alike that some rank's loss was not finite.
+    With several ranks the norm is always taken: it tells every rank alike that some rank's loss was not finite.
     """
+    run.precision.unscale(run.optimizer)
     if run.clip_norm is not None:
         return float(nn.utils.clip_grad_norm_(run.module.parameters(), run.clip_norm))
     if run.world.size > 1:
-        gradients = [p.grad for p in run.module.parameters() if p.grad is not None]
-        return float(nn.utils.get_total_norm(gradients))
+        return float(nn.utils.get_total_norm([p.grad for p in run.module.parameters() if p.grad is not None]))
     return None
 
 
 def window_weight(run: Run, window: Window) -> float:
-    """Return the sum of a window's sample weights over all ranks."""
-    if not run.objective.weighs_classes:
-        return window.weight
-    return sum_over_ranks([run.objective.weigh(window, run.world.device)], run.world)[0]
+    """Weigh each sample by its class; return the sum over all ranks."""
+    return sum_over_ranks([run.objective.weigh(window)], run.world)[0]
 
 
-def is_finite(value: float | None) -> bool:
-    """Say if a value is a number, or not measured at all."""
-    return value is None or (value - value == 0.0)
+def prepared(run: Run, batch: Batch, step: Step) -> Batch:
+    """Return the micro-batch on the device, as the strategies want it."""
+    return run.stack.transform_batch(to_device(batch, run.world.device), step)
 
 
-def timed(windows: Iterator[Window], clock: PhaseClock) -> Iterator[Window]:
-    """Yield windows and book the time spent waiting for each as `data_wait`."""
-    while True:
-        start = time.perf_counter()
-        window = next(windows, None)
-        clock.add(Phase.data_wait, time.perf_counter() - start)
-        if window is None:
-            return
-        yield window
-
-
-def _windows(run: Run) -> Iterator[Window]:
+def open_windows(run: Run) -> Iterator[Window]:
+    """Start reading the epoch's windows, in the order that the strategies choose."""
     stack = run.stack
     if not stack.uses("order_samples"):
         return run.source.windows(run.epoch)

@@ -38,18 +38,14 @@ class Objective:
                 "windows of any size are then weighted by their samples."
             )
         self._class_weights: Tensor | None = getattr(criterion, "weight", None)
-        needs_samples = stack.uses("loss") or stack.uses("transform_batch") or self._class_weights is not None
+        self.weighs_classes = self._class_weights is not None
+        needs_samples = stack.uses("loss") or stack.uses("transform_batch") or self.weighs_classes
         self.is_per_sample = reduction == "none" or (reduction is not None and needs_samples)
         self._criterion = _per_sample(criterion) if self.is_per_sample else criterion
         self._stack = stack
         self._world_size = world_size
 
-    @property
-    def weighs_classes(self) -> bool:
-        """Say if samples weigh by their class."""
-        return self._class_weights is not None
-
-    def weigh(self, window: Window, device: torch.device) -> float:
+    def weigh(self, window: Window) -> float:
         """Give each sample the weight of its class.
 
         Returns:
@@ -62,7 +58,7 @@ class Objective:
                 batch.weights = own if batch.weights is None else own * batch.weights
         return sum(batch.weight for batch in window.batches)
 
-    def share(self, outputs: Any, batch: Batch, step: Step, *, window_weight: float) -> Tensor:
+    def __call__(self, outputs: Any, batch: Batch, step: Step, window_weight: float) -> Tensor:
         """Return this micro-batch's part of the window's mean loss, a scalar to call `backward` on.
 
         Args:
@@ -72,8 +68,8 @@ class Objective:
             window_weight: Sum of the window's sample weights over all ranks.
         """
         if not self.is_per_sample:
-            factor = batch.weight * self._world_size / window_weight
             loss = self._criterion(outputs, batch.targets)
+            factor = batch.weight * self._world_size / window_weight
             return loss if factor == 1.0 else loss * factor
         losses = self._criterion(outputs, batch.targets).float()
         losses = self._stack.loss(losses.flatten(1).mean(1) if losses.ndim > 1 else losses, outputs, batch, step)

@@ -75,16 +75,13 @@ class Schedule:
     def attempted(self, *, stepped: bool) -> None:
         """Note one window; only an update that was applied moves the schedule on."""
         if stepped:
-            self._advance()
+            if self._left is not None and self.updates >= self._config.warmup_steps:
+                self._progress += (1.0 - self._progress) / max(self._left, 1)
+            self.updates += 1
         if self._left is not None:
-            self._left = max(self._left - 1, 1)
+            self._left -= 1
         if stepped and not self._is_constant:
             self._apply()
-
-    def _advance(self) -> None:
-        if self.updates >= self._warmup and self._left is not None:
-            self._progress += (1.0 - self._progress) / max(self._left, 1)
-        self.updates += 1
 
     def check(self, value: float | None) -> None:
         """Give the plateau form the epoch's validation loss; a loss that is not a number is no improvement."""
