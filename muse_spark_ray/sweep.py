@@ -246,6 +246,11 @@ class Sweep:
         """Return the training config of a trial as plain data; LedgerError names the nearest for an unknown one."""
         return _config(self._trial_row(trial))
 
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Return what was drawn for each trial, {trial: {dotted path: value}}; its whole config where that is unknown."""
+        rows = self._once("rows", self._rows_by_trial)
+        return {trial: json.loads(row["drawn"]) if row.get("drawn") else _config(row) for trial, row in rows.items()}
+
     def trial(self, trial: str) -> TrialView:
         """Return all that is known about a trial.
 

@@ -173,10 +173,13 @@ def show_front(sweep: Sweep, front: pd.DataFrame, bounds: tuple[Bound, ...]) -> 
     from muse_spark_ray.report.settings import differing_settings
     from muse_spark_ray.report.tables import front_table
 
-    configs = {trial: sweep.config_of(trial) for trial in front["trial"]}
-    everyone = differing_settings([sweep.config_of(trial) for trial in sweep.trials()["trial"]])
+    configs = sweep.settings()
     volume = sweep.hypervolume() if not bounds and len(front) else None
-    show(front_table(front, sweep.objectives, differing=everyone, configs=configs, hypervolume=volume))
+    show(
+        front_table(
+            front, sweep.objectives, differing=differing_settings(configs.values()), configs=configs, hypervolume=volume
+        )
+    )
 
 
 def _open(store: str | None, name: str) -> Sweep:
@@ -230,7 +233,7 @@ def _write_plot(sweep: Sweep, front: pd.DataFrame, path: Path) -> None:
     from muse_spark_ray.report.plots import front_plot
     from muse_spark_ray.report.settings import differing_settings
 
-    configs = {trial: sweep.config_of(trial) for trial in sweep.trials()["trial"]}
+    configs = sweep.settings()
     figure = front_plot(
         sweep.points(), front, sweep.objectives, differing=differing_settings(configs.values()), configs=configs
     )

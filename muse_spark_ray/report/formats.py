@@ -13,7 +13,7 @@ _UNITS = {"usd": "USD", "seconds": "s", "hours": "h", "joules": "J", "mb": "MB",
 
 
 def money(usd: float | None) -> str:
-    """Write an amount of USD: cents from a dollar up, three significant digits below.
+    """Write an amount of USD: cents from a dollar up, three significant digits below, powers of ten below $0.0001.
 
     Args:
         usd: Amount in USD; None or NaN is written as a dash.
@@ -27,7 +27,7 @@ def money(usd: float | None) -> str:
         return f"{sign}${amount:,.0f}"
     if amount >= 0.9995:
         return f"{sign}${amount:.2f}"
-    if amount < 1e-9:
+    if amount < 1e-4:
         return f"{sign}${amount:.2e}"
     exponent = math.floor(math.log10(float(f"{amount:.2e}")))
     return f"{sign}${amount:.{2 - exponent}f}"

@@ -40,7 +40,7 @@ def write_report(sweep: Sweep, path: str | Path) -> Path:
     """
     target = Path(path)
     points, front, trials = sweep.points(), sweep.front(), sweep.trials()
-    configs = {str(trial): sweep.config_of(trial) for trial in trials["trial"]}
+    configs = sweep.settings()
     differing = differing_settings(configs.values())
     figures = _figures(sweep, points, front, differing, configs)
     parts = [_header(sweep, front), "<main>", _notice(front, trials)]

@@ -93,7 +93,9 @@ class GangSpan:
 
 @dataclass(frozen=True)
 class Began:
-    """Rank 0: every rank has the job."""
+    """Rank 0: every rank has the job; `at` is UTC seconds on the worker's clock, as are all times of a trial."""
+
+    at: float
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class Returned:
     """Rank 0: the runner returned on every rank."""
 
     payload: dict[str, Any] | None
+    at: float
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ class Raised:
 
     reason: str
     error: str
+    at: float
 
 
 Message = Began | Reported | Returned | Raised
@@ -279,7 +283,7 @@ class LeaseBook:
         """The running job raised on a rank other than 0; the first rank to say so is believed."""
         lease = self._running(key, name, incarnation)
         if lease is not None:
-            self._begin(lease)
+            self._begin(lease, message.at)
             self._apply(lease, message)
 
     def should_stop(self, key: JobKey) -> bool:
@@ -379,26 +383,30 @@ class LeaseBook:
 
     def _apply(self, lease: _Lease, message: Message) -> None:
         match message:
-            case Began():
-                self._begin(lease)
+            case Began(at):
+                self._begin(lease, at)
             case Reported():
                 lease.events.append(message)
-            case Returned(payload):
-                self._close_lease(lease, Finished(payload, self._clock()))
-            case Raised(reason, error):
-                self._end(lease.job.key, reason, error=error, kind="user", retryable=False)
+            case Returned(payload, at):
+                self._close_lease(lease, Finished(payload, self._in_order(lease, at)))
+            case Raised(reason, error, at):
+                self._close_lease(lease, Failed(reason, error, "user", False, self._in_order(lease, at)))
         if lease.is_over and lease.gang is not None:
             gang = self._gangs[lease.gang]
             gang.losses_in_a_row = 0
             self._leave_trial(gang)
 
-    def _begin(self, lease: _Lease) -> None:
+    def _begin(self, lease: _Lease, at: float) -> None:
         if lease.has_begun or lease.gang is None:
             return
         lease.has_begun = True
         gang = self._gangs[lease.gang]
-        self._move(gang, GangState.BUSY)
+        self._move(gang, GangState.BUSY, at=self._in_order(lease, at))
         lease.events.append(Started(gang.since, gang.name, gang.incarnation))
+
+    def _in_order(self, lease: _Lease, at: float) -> float:
+        """A worker's time, not before what its gang was last known to do; clocks of two nodes may differ."""
+        return at if lease.gang is None else max(at, self._gangs[lease.gang].since)
 
     def _running(self, key: JobKey, name: str, incarnation: int) -> _Lease | None:
         lease = self._leases.get(key)

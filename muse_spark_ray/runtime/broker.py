@@ -123,9 +123,9 @@ class Broker:
         await self._wakeups.until(QUEUE, has_answer, timeout=self._poll_seconds)
         return self._goes_on(gang, incarnation), job
 
-    async def begin(self, key: JobKey, gang: str, incarnation: int) -> None:
+    async def begin(self, key: JobKey, gang: str, incarnation: int, at: float) -> None:
         """A worker group starts on its job (message 0); answered when the job has to stop or is over."""
-        await self.report(key, gang, incarnation, 0, Began())
+        await self.report(key, gang, incarnation, 0, Began(at))
         while not self._book.should_stop(key) and self._book.is_current(gang, incarnation):
             await self._wakeups.wait(key, timeout=self._poll_seconds)
 

@@ -78,7 +78,7 @@ Runner = Callable[[Job, Emit, WorkerContext], "dict[str, Any] | None"]
 
 @dataclass(frozen=True)
 class Started:
-    """A gang has begun with the job; `at` is UTC seconds since the epoch on the broker's clock."""
+    """A gang has begun with the job; `at` is UTC seconds on its clock."""
 
     at: float
     gang: str

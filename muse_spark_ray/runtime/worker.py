@@ -9,6 +9,7 @@ rank's error cannot leave the others waiting inside a half-done collective for e
 from __future__ import annotations
 
 import os
+import time
 import traceback
 import zlib
 from dataclasses import dataclass
@@ -142,7 +143,7 @@ class _Reporter:
         self._address = (job.key, gang.gang, incarnation)
         self._ranks = ranks
         self._sent = 1
-        self._stop_call = self._broker.begin.remote(*self._address) if ranks.rank == 0 else None
+        self._stop_call = self._broker.begin.remote(*self._address, time.time()) if ranks.rank == 0 else None
         self._has_stopped = False
 
     def emit(self, report: dict[str, Any]) -> bool:
@@ -155,7 +156,7 @@ class _Reporter:
 
     def finish(self, payload: dict[str, Any] | None) -> None:
         """Tell the broker that the job returned (rank 0)."""
-        self._broker.end.remote(*self._address, self._sent, Returned(payload))
+        self._broker.end.remote(*self._address, self._sent, Returned(payload, time.time()))
 
     def fail(self, error: BaseException) -> None:
         """Tell the broker that the job raised (any rank), and wait for its answer.
@@ -165,7 +166,7 @@ class _Reporter:
         import ray
 
         reason = f"{type(error).__name__} on rank {self._ranks.rank}: {error}"
-        message = Raised(reason, "".join(traceback.format_exception(error)))
+        message = Raised(reason, "".join(traceback.format_exception(error)), time.time())
         if self._ranks.rank == 0:
             ray.get(self._broker.end.remote(*self._address, self._sent, message))
         else:

@@ -31,8 +31,8 @@ def job(name: str, attempt: int = 0) -> Job:
 
 
 def run(book: LeaseBook, key: JobKey, gang: str = "g") -> None:
-    book.deliver(key, gang, 1, 0, Began())
-    book.deliver(key, gang, 1, 1, Returned(None))
+    book.deliver(key, gang, 1, 0, Began(0.0))
+    book.deliver(key, gang, 1, 1, Returned(None, 0.0))
 
 
 def test_jobs_are_given_in_the_order_of_submission_and_once() -> None:
@@ -62,11 +62,11 @@ def test_messages_in_any_order_become_events_in_the_order_sent(order: list[int])
     book.submit(job("a"))
     book.take("g", 1)
     messages: list[Message] = [
-        Began(),
+        Began(0.0),
         Reported({"e": 0}),
         Reported({"e": 1}),
         Reported({"e": 2}),
-        Returned({"done": 1}),
+        Returned({"done": 1}, 0.0),
     ]
     for number in order:
         book.deliver(job("a").key, "g", 1, number, messages[number])
@@ -80,8 +80,8 @@ def test_a_failure_of_another_rank_is_preceded_by_the_start() -> None:
     book = book_of("g")
     book.submit(job("a"))
     book.take("g", 1)
-    book.fail(job("a").key, "g", 1, Raised("ValueError on rank 1: x", "Traceback"))
-    book.deliver(job("a").key, "g", 1, 0, Began())
+    book.fail(job("a").key, "g", 1, Raised("ValueError on rank 1: x", "Traceback", 0.0))
+    book.deliver(job("a").key, "g", 1, 0, Began(0.0))
     started, failed = book.events(job("a").key, 0)
     assert isinstance(started, Started)
     assert failed == Failed("ValueError on rank 1: x", "Traceback", "user", False, 0.0)
@@ -94,7 +94,7 @@ def test_a_lost_gang_fails_a_job_that_began_and_gives_back_one_that_did_not() ->
     book.submit(job("c"))
     book.take("g", 1)
     book.take("h", 1)
-    book.deliver(job("a").key, "g", 1, 0, Began())
+    book.deliver(job("a").key, "g", 1, 0, Began(0.0))
     book.restart("g", "killed")
     book.restart("h", "killed")
     *_, lost = book.events(job("a").key, 0)
@@ -166,8 +166,8 @@ def test_losses_count_up_until_a_job_ends_by_itself() -> None:
     assert book.hello("g", []) == 2
     book.submit(job("a"))
     book.take("g", 2)
-    book.deliver(job("a").key, "g", 2, 0, Began())
-    book.deliver(job("a").key, "g", 2, 1, Raised("MemoryError", ""))
+    book.deliver(job("a").key, "g", 2, 0, Began(0.0))
+    book.deliver(job("a").key, "g", 2, 1, Raised("MemoryError", "", 0.0))
     facts = book.restart("g", "unfit after a user's error")
     assert (facts.losses_in_a_row, facts.start_failures) == (0, 0)
 
@@ -182,8 +182,8 @@ def test_spans_and_trials_tile_the_time_held() -> None:
     book.submit(job("a"))
     clock.now = 6.0
     book.take("g", 1)
-    clock.now = 7.0
-    book.deliver(job("a").key, "g", 1, 0, Began())
+    clock.now = 7.5
+    book.deliver(job("a").key, "g", 1, 0, Began(7.0))
     clock.now = 10.0
     book.restart("g", "killed")
     clock.now = 14.0
@@ -211,7 +211,7 @@ def test_a_cancelled_job_leaves_its_gang_idle_from_then_on() -> None:
     book = book_of("g", clock=clock)
     book.submit(job("a"))
     book.take("g", 1)
-    book.deliver(job("a").key, "g", 1, 0, Began())
+    book.deliver(job("a").key, "g", 1, 0, Began(0.0))
     clock.now = 2.0
     book.cancel(job("a").key)
     book.forget(job("a").key)
@@ -242,9 +242,9 @@ class _Walk:
             assert taken is None or taken.key not in self.began
         elif action == "begin" and key is not None:
             self.began.add(key)
-            self.book.deliver(key, gang, incarnation, 0, Began())
+            self.book.deliver(key, gang, incarnation, 0, Began(0.0))
         elif action == "finish" and key in self.began:
-            self.book.deliver(key, gang, incarnation, 1, Returned(None))
+            self.book.deliver(key, gang, incarnation, 1, Returned(None, 0.0))
             self.holds[gang] = None
         elif action == "kill":
             self.book.restart(gang, "killed")
