@@ -8,4 +8,5 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-sys.path.insert(0, str(Path(__file__).parent / "training"))
+for folder in ("training", "cli"):
+    sys.path.insert(0, str(Path(__file__).parent / folder))

@@ -16,7 +16,7 @@ from muse_spark_ray.ledger.store import Store
 TEMPORARY_PREFIX = ".tmp-"
 
 # What a different path would cure; a full disk or a lost mount would come again.
-_WRONG_PATH = frozenset({errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP})
+_WRONG_PATH = frozenset({errno.ENOENT, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP})
 
 
 class LocalStore(Store):

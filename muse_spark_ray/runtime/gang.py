@@ -186,6 +186,6 @@ def describe_failure(error: BaseException) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    cause = getattr(error, "_base_exc", None) or getattr(error, "failure", None) or error
+    cause = getattr(error, "_base_exc", None) or getattr(error, "health_check_failure", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     return f"{type(cause).__name__}: {lines[0] if lines else ''}"

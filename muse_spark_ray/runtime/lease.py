@@ -70,7 +70,7 @@ class WorkerContext:
     gang: str
     node: str
     incarnation: int
-    cache: dict[str, Any] = field(default_factory=dict)
+    cache: dict[str, Any] = field(default_factory=dict, init=False)
 
 
 Runner = Callable[[Job, Emit, WorkerContext], "dict[str, Any] | None"]

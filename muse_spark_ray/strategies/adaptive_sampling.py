@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from pydantic import model_validator
@@ -121,4 +122,7 @@ class AdaptiveSampling(Strategy):
             return indices, losses
         parts: list[Any] = [None] * self.context.world_size
         dist.all_gather_object(parts, (indices, losses))
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        indices, losses = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        # A rank without a sample of its own borrows one, so that two ranks may report it: the first one counts.
+        first = torch.from_numpy(np.unique(indices.numpy(), return_index=True)[1])
+        return indices[first], losses[first]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -22,6 +24,8 @@ from muse_spark_ray.training.rng import seed_everything
 
 if TYPE_CHECKING:
     from muse_spark_ray.spec.train import TrainConfig
+
+logger = logging.getLogger(__name__)
 
 
 def plain_module(model: nn.Module) -> nn.Module:
@@ -61,6 +65,28 @@ def build_stack(
     }
     check_traits([known[name] for name in chosen], [trait for trait, holds in offers.items() if holds])
     return StrategyStack([known[name](own, context) for name, own in chosen.items()], context)
+
+
+def note_batch_norm(model: nn.Module, batch_size: int | None, accumulation: int) -> None:
+    """Warn that accumulation does not enlarge the batches whose statistics BatchNorm layers use.
+
+    Args:
+        model: The model to train.
+        batch_size: Samples in a micro-batch on one rank; None if not known.
+        accumulation: Micro-batches in a window.
+    """
+    layers = sum(isinstance(module, _BatchNorm) for module in model.modules())
+    if accumulation == 1 or not layers:
+        return
+    size = "unknown size" if batch_size is None else f"{batch_size} samples"
+    logger.warning(
+        "gradient_accumulation_steps is %d and the model has %d BatchNorm layer(s): they normalise by, and update their "
+        "running statistics with, each micro-batch (%s) and not the whole window, so the result differs from one large "
+        "batch. Use a larger batch_size with fewer steps, or GroupNorm or LayerNorm, where that matters.",
+        accumulation,
+        layers,
+        size,
+    )
 
 
 def default_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:

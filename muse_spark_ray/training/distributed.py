@@ -78,6 +78,16 @@ def gradient_sync(model: nn.Module, *, is_last: bool) -> AbstractContextManager[
     return model.no_sync()
 
 
+def share_buffers(model: nn.Module, world: World) -> None:
+    """Give all ranks the first one's buffers, such as BatchNorm statistics, of which each rank keeps its own.
+
+    DDP does so before the next training pass; without it ranks would evaluate, and keep, different models.
+    """
+    if world.size > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
+
+
 def sum_over_ranks(values: Sequence[float], world: World) -> list[float]:
     """Add numbers over all ranks, in float64."""
     if world.size == 1:

@@ -21,10 +21,10 @@ from muse_spark_ray.errors import ConfigError
 from muse_spark_ray.spec.load import train_config
 from muse_spark_ray.strategy import Context, Step
 from muse_spark_ray.training.best import Best
-from muse_spark_ray.training.build import build_stack, count_classes, default_optimizer, plain_module
+from muse_spark_ray.training.build import build_stack, count_classes, default_optimizer, note_batch_norm, plain_module
 from muse_spark_ray.training.checkpoint import Checkpoints
 from muse_spark_ray.training.diagnose import DivergedError
-from muse_spark_ray.training.distributed import join_world, spread
+from muse_spark_ray.training.distributed import join_world, share_buffers, spread
 from muse_spark_ray.training.evaluate import Evaluation, evaluate
 from muse_spark_ray.training.loop import EpochTotals, Run, train_epoch
 from muse_spark_ray.training.objective import Criterion, Objective, default_criterion
@@ -42,6 +42,8 @@ class MuseSparkTrainer:
 
     It runs in a plain script, under torchrun, and inside Ray workers alike. `fit(epochs=n)` trains until n epochs
     are done in all: a second call and a run resumed from `checkpoint.save_dir` continue instead of starting over.
+    Gradients are the exact mean over a window of micro-batches, but BatchNorm sees one micro-batch at a time; the
+    combination is logged once as a warning.
 
     Args:
         model: Trained in place; best on the CPU or already on its device.
@@ -95,6 +97,8 @@ class MuseSparkTrainer:
             c, context, criterion, precision, source, lambda: count_classes(module, train_loader, world.device)
         )
         module = stack.prepare_model(module)
+        if world.is_first:
+            note_batch_norm(module, source.batch_size, c.gradient_accumulation_steps)
         optimizer = stack.wrap_optimizer(optimizer if optimizer is not None else default_optimizer(module, c))
         wrapped = spread(model if module is plain_module(model) else module, world, stack)
         objective = Objective(criterion, stack, world_size=world.size)
@@ -207,6 +211,8 @@ class MuseSparkTrainer:
         run.clock.enter(Phase.train)
         totals = train_epoch(run, epochs=total)
         seconds = time.monotonic() - began
+        for model in dict.fromkeys((run.module, run.stack.evaluation_model(run.module))):
+            share_buffers(model, run.world)
         run.epoch += 1
         evaluation = self._evaluate()
         metrics = self._metrics(totals, evaluation, seconds, run.skipped_steps - skipped, run.bad_steps - bad)
