@@ -120,7 +120,7 @@ def _tell_end(spec: SweepSpec, store: Store, verdict: Verdict) -> None:
     found = Sweep.open(store, spec.name)
     show_front(found, found.front(), ())
     note(f"sweep {spec.name} {verdict.state}: {verdict.reason}.")
-    for line in _failures(found):
+    for line in [*_prices(found), *_failures(found)]:
         note(line)
     note(f"report:  {_write_report(found)}")
     flag = "" if spec.store is None else f" --store {spec.store}"
@@ -129,6 +129,22 @@ def _tell_end(spec: SweepSpec, store: Store, verdict: Verdict) -> None:
     note(
         f"next:    muse-spark pareto {spec.name}{flag} · muse-spark best {spec.name}{flag} --min-accuracy 0.95 --format yaml > train.yaml"
     )
+
+
+def _prices(found: Any) -> list[str]:
+    """Say what the cost is made of, and what has no price."""
+    spent, prices = found.totals(), found.prices
+    lines = []
+    for resource, seconds in spent.held_seconds_by_resource.items():
+        price = prices.usd_per_hour(resource)
+        if price is None:
+            lines.append(
+                f"warning: {prices.describe(resource)}; cost_usd of these trials is unknown, gpu_hours are exact"
+            )
+        elif price > 0:
+            unit = "CPU-core-hours" if resource == "cpu" else f"hours of {resource}"
+            lines.append(f"cost:    {seconds / 3600:.4g} {unit} at ${price:.4g} an hour ({prices.describe(resource)})")
+    return lines
 
 
 def _failures(found: Any) -> list[str]:

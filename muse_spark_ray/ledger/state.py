@@ -67,11 +67,15 @@ class Driver:
     """The hold of one process on a sweep: its heartbeat, and the state it leaves behind.
 
     Construct it with `Driver.claim`; `beat` at least every 10 s; `close` once.
+
+    Attributes:
+        predecessor_died: UTC seconds of the last heartbeat of the driver before this one, if it ended without a word.
     """
 
-    def __init__(self, store: Store, sweep: str, state: dict[str, Any]) -> None:
+    def __init__(self, store: Store, sweep: str, state: dict[str, Any], *, predecessor_died: float | None) -> None:
         self.store = store
         self.sweep = sweep
+        self.predecessor_died = predecessor_died
         self._state = state
         self._wall_seconds_before = float(state["wall_seconds"])
         self._claimed = time.monotonic()
@@ -109,6 +113,7 @@ class Driver:
                 "pid": os.getpid(),
                 "host": socket.gethostname(),
             },
+            predecessor_died=before["heartbeat"] if before.get("state") == "running" else None,
         )
         driver._write("running", None)
         return driver

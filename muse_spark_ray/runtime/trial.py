@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from muse_spark_ray.cost import Phase, PhaseClock, Span
 from muse_spark_ray.data import DataConfig, Task, load_task
 from muse_spark_ray.errors import TrialError
 from muse_spark_ray.runtime.lease import Emit, Job, WorkerContext
+from muse_spark_ray.runtime.telemetry import GangTelemetry
 from muse_spark_ray.spec.train import train_config_class
 from muse_spark_ray.training.build import build_model_for
-from muse_spark_ray.training.records import EpochRecord
+from muse_spark_ray.training.records import EpochRecord, Metrics
 from muse_spark_ray.training.trainer import MuseSparkTrainer
 
 if TYPE_CHECKING:
@@ -35,8 +37,11 @@ def run_trial(job: Job, emit: Emit, context: WorkerContext) -> dict[str, Any]:
     clock = PhaseClock()
     clock.enter(Phase.start)
     config = _config(job, context)
+    telemetry = GangTelemetry(context)
     trainer = build_trainer(config, task_of(config.task.data, context), clock=clock)
-    report = trainer.fit(on_epoch=lambda record: emit(payload(record, context)))
+    if trainer.history:
+        emit(restored_payload(trainer.history, clock.drain(), context))
+    report = trainer.fit(on_epoch=lambda record: emit(payload(record, context, telemetry.metrics())))
     if report["state"] == "diverged":
         emit({"spans": spans(clock.drain()), "resources": held(context)})
         raise TrialError(report["diagnosis"])
@@ -64,11 +69,11 @@ def task_of(data: DataConfig, context: WorkerContext) -> Task:
     return task
 
 
-def payload(record: EpochRecord, context: WorkerContext) -> dict[str, Any]:
-    """Return an epoch's record as plain data, with what one worker and the whole gang held."""
+def payload(record: EpochRecord, context: WorkerContext, gpu: Mapping[str, float | None]) -> dict[str, Any]:
+    """Return an epoch's record as plain data, with what the gang's GPUs did and what the gang held."""
     return {
         "epoch": record.epoch,
-        "metrics": record.metrics,
+        "metrics": {**record.metrics, **gpu},
         "spans": spans(record.spans),
         "ended": record.ended,
         "checkpoint": record.checkpoint,
@@ -76,7 +81,15 @@ def payload(record: EpochRecord, context: WorkerContext) -> dict[str, Any]:
     }
 
 
-def spans(parts: list[Span] | tuple[Span, ...]) -> list[tuple[str, float, float]]:
+def restored_payload(history: Sequence[Metrics], parts: Sequence[Span], context: WorkerContext) -> dict[str, Any]:
+    """Return the epochs that a checkpoint brought back, as plain data.
+
+    The ledger may not know the last of them: a kill can come between an epoch's checkpoint and its report.
+    """
+    return {"restored": list(history), "spans": spans(parts), "ended": parts[-1].end, "resources": held(context)}
+
+
+def spans(parts: Sequence[Span]) -> list[tuple[str, float, float]]:
     """Return spans as plain (phase, start, end)."""
     return [(str(span.phase), span.start, span.end) for span in parts]
 

@@ -56,10 +56,19 @@ class Engine:
         prices: The price book that the sweep began with.
         proxies: Light trials at a time: more than gangs, so that the next config waits when a gang becomes free.
         resources: What one gang is expected to hold until it says so itself.
+        predecessor_died: UTC seconds of the last heartbeat of a driver that ended without a word, if that was so.
     """
 
     def __init__(
-        self, spec: SweepSpec, store: Store, *, pool: Pool, prices: PriceBook, proxies: int, resources: Resources
+        self,
+        spec: SweepSpec,
+        store: Store,
+        *,
+        pool: Pool,
+        prices: PriceBook,
+        proxies: int,
+        resources: Resources,
+        predecessor_died: float | None = None,
     ) -> None:
         self._spec = spec
         self._store = store
@@ -77,10 +86,20 @@ class Engine:
         self._began = time.monotonic()
         sweep = Sweep(store, spec.name)
         self._study = Study(spec, draws_before=len(sweep.trials()))
-        self._recorder = Recorder(
-            store, spec.name, prices, intervals=_intervals(sweep), points=_records(sweep.points())
-        )
+        booked = _intervals(sweep)
+        self._recorder = Recorder(store, spec.name, prices, intervals=booked, points=_records(sweep.points()))
+        if predecessor_died is not None:
+            self._book_lost(sweep, booked, predecessor_died)
         self._take_up(sweep)
+
+    def _book_lost(self, sweep: Sweep, booked: list[Interval], died: float) -> None:
+        """Book what trials had spent and not reported when their driver died."""
+        for row in _records(sweep.trials()):
+            if row["state"] == "running":
+                own = [each for each in booked if each.trial == row["trial"] and each.attempt == row["attempt"]]
+                start = max([row["started"], *(each.end for each in own)])
+                held = {each.resource: each.amount for each in own} or self._resources
+                self._recorder.lost(row["trial"], attempt=row["attempt"], start=start, end=died, held=held)
 
     def _take_up(self, sweep: Sweep) -> None:
         """Go on from what the ledger holds: trials that ended are told to the study, the others will run again."""
@@ -89,7 +108,7 @@ class Engine:
             self._drawn = max(self._drawn, row["number"] + 1)
             drawn = json.loads(row["drawn"] or "{}")
             if row["state"] in ("pending", "running"):
-                self._again.append(_taken_up(row, drawn))
+                self._again.append(_taken_up(row, drawn, last.get(row["trial"])))
                 self._study.replay_running(row["config_hash"], drawn)
                 continue
             is_failed = row["state"] == "failed"
@@ -319,9 +338,16 @@ def _intervals(sweep: Sweep) -> list[Interval]:
     return [Interval(**row) for row in _records(sweep.intervals())]
 
 
-def _taken_up(row: dict[str, Any], drawn: dict[str, Any]) -> Trial:
+def _taken_up(row: dict[str, Any], drawn: dict[str, Any], last: dict[str, Any] | None) -> Trial:
     config = json.loads(row["config"])
-    epochs = config["stop_epoch"] or config["epochs"]
     return Trial(
-        row["trial"], row["number"], drawn, row["config"], row["config_hash"], epochs, (row["attempt"] or 0) + 1
+        row["trial"],
+        row["number"],
+        drawn,
+        row["config"],
+        row["config_hash"],
+        config["stop_epoch"] or config["epochs"],
+        attempt=(row["attempt"] or 0) + 1,
+        metrics=last or {},
+        epoch=last["epoch"] if last else 0,
     )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from muse_spark_ray.cost import Interval, PriceBook
+from muse_spark_ray.cost import Interval, Phase, PriceBook
 from muse_spark_ray.ledger import LedgerWriter, Store
 from muse_spark_ray.runtime.book import GangSpan
 from muse_spark_ray.search.events import Resources, Rows, Timeline, epoch_row
@@ -40,7 +40,12 @@ class Recorder:
         self._writer = LedgerWriter(store, name)
         self.meter = Meter(prices)
         self.meter.add(intervals)
-        self.points = list(points)
+        self._points = {(point["trial"], point["epoch"]): point for point in points}
+
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        """Every epoch of every trial as of now: trial, epoch, metrics and costs."""
+        return list(self._points.values())
 
     def new_trial(self, trial: Trial, *, seed: int) -> None:
         """Write a trial before it is started, so that no id is given twice whatever happens."""
@@ -89,6 +94,9 @@ class Recorder:
         else:
             payload = event["payload"] or {}
             self._book(timeline.take(payload), rows)
+            for epoch, metrics in enumerate(payload.get("restored", ()), 1):
+                if epoch > trial.epoch:
+                    self._take_epoch({"epoch": epoch, "metrics": metrics, "ended": payload["ended"]}, trial, rows)
             if "metrics" in payload:
                 self._take_epoch(payload, trial, rows)
         if kind == "Finished":
@@ -99,7 +107,8 @@ class Recorder:
         use = self.meter.trials[trial.name]
         trial.epoch = payload["epoch"]
         trial.metrics = {**payload["metrics"], **{name: getattr(use, name) for name in COSTS}}
-        self.points.append({"trial": trial.name, "epoch": trial.epoch, "state": "running", **trial.metrics})
+        point = {"trial": trial.name, "epoch": trial.epoch, "state": "running", **trial.metrics}
+        self._points[trial.name, trial.epoch] = point
 
     def _book(self, intervals: list[Interval], rows: Rows) -> None:
         rows.intervals += intervals
@@ -107,7 +116,24 @@ class Recorder:
 
     def drop_points(self, trial: Trial) -> None:
         """Take a failed trial's epochs out of the running front."""
-        self.points = [point for point in self.points if point["trial"] != trial.name]
+        self._points = {key: point for key, point in self._points.items() if point["trial"] != trial.name}
+
+    def lost(self, trial: str, *, attempt: int, start: float, end: float, held: Resources) -> None:
+        """Write what a trial held unreported when its driver died.
+
+        Args:
+            trial: Its id.
+            attempt: The start of it that was cut short.
+            start: UTC seconds up to which it is booked.
+            end: UTC seconds of the driver's last sign of life.
+            held: Amount of each resource.
+        """
+        if end > start:
+            intervals = [
+                Interval(trial, name, amount, start, end, Phase.lost, attempt) for name, amount in held.items()
+            ]
+            self._writer.append(intervals=intervals)
+            self.meter.add(intervals)
 
     def gangs(self, spans: Sequence[GangSpan], *, expected: Resources) -> None:
         """Write the time in which gangs were held without a trial."""

@@ -96,7 +96,15 @@ def _run(spec: SweepSpec, store: Store, driver: Driver, on_tick: OnTick, *, is_e
     try:
         prices = Sweep(store, spec.name).prices
         expected = {"cpu": float(shape.workers * shape.cpus_per_worker)}
-        engine = Engine(spec, store, pool=pool, prices=prices, proxies=gangs + SPARE_PROXIES, resources=expected)
+        engine = Engine(
+            spec,
+            store,
+            pool=pool,
+            prices=prices,
+            proxies=gangs + SPARE_PROXIES,
+            resources=expected,
+            predecessor_died=driver.predecessor_died,
+        )
         with _stops_on_signals(engine), _ticking(engine, driver, on_tick):
             run_tune(engine, slots=proxy_slots(cluster))
         pool.close(0.0 if is_embedded else CLOSE_SECONDS)

@@ -140,13 +140,12 @@ class MuseSparkTrainer:
         total = epochs if epochs is not None else self.config.epochs
         if total < 1:
             raise ConfigError(f"epochs is {total}; it must be at least 1.")
+        last = min(total, self.config.stop_epoch or total)
         started = time.monotonic()
         self._verdict["state"] = "finished"
         try:
-            while (
-                self._run.epoch < min(total, self.config.stop_epoch or total) and self._verdict["state"] == "finished"
-            ):
-                self._one_epoch(total, on_epoch)
+            while self._run.epoch < last and self._verdict["state"] == "finished":
+                self._one_epoch(total, last, on_epoch)
         except DivergedError as diverged:
             logger.warning("%s", diverged)
             self._verdict |= {"state": "diverged", "diagnosis": str(diverged)}
@@ -157,6 +156,11 @@ class MuseSparkTrainer:
         if self._checkpoints is not None and self._run.world.is_first:
             _write_json(self._checkpoints.folder / "report.json", report)
         return report
+
+    @property
+    def history(self) -> list[Metrics]:
+        """The metrics of each epoch done, those before a resume included."""
+        return list(self._history)
 
     @property
     def newest_checkpoint(self) -> str | None:
@@ -205,7 +209,7 @@ class MuseSparkTrainer:
         result: dict[str, Any] = strict_json(report)
         return result
 
-    def _one_epoch(self, total: int, on_epoch: OnEpoch | None) -> None:
+    def _one_epoch(self, total: int, last: int, on_epoch: OnEpoch | None) -> None:
         run, began = self._run, time.monotonic()
         skipped, bad = run.skipped_steps, run.bad_steps
         run.clock.enter(Phase.train)
@@ -220,11 +224,12 @@ class MuseSparkTrainer:
         run.schedule.check(metrics["val_loss"])
         decision = run.stack.after_epoch(metrics, Step(run.epoch, run.updates))
         self._keep_best(metrics)
-        checkpoint = self._save_if_due(is_last=run.epoch >= total)
+        is_last = run.epoch >= last
+        checkpoint = self._save_if_due(is_last=is_last)
         spans = tuple(run.clock.drain())
         record = EpochRecord(run.epoch, metrics, spans, spans[-1].end, checkpoint)
         asked_to_stop = on_epoch(record) if on_epoch is not None else False
-        if decision is not None or asked_to_stop:
+        if (decision is not None or asked_to_stop) and not is_last:
             self._verdict |= {"state": "stopped", "stop_reason": decision.reason if decision else "asked to stop"}
 
     def _evaluate(self) -> Evaluation | None:

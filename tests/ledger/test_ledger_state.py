@@ -53,6 +53,15 @@ def test_wall_seconds_add_up_over_drivers(store: Store) -> None:
     assert after["schema"] == 1
 
 
+def test_a_driver_knows_when_one_before_it_died_without_a_word(store: Store, dead_pid: int) -> None:
+    assert Driver.claim(store, "s").predecessor_died is None
+    store.write_atomic("s/state.json", json.dumps({"wall_seconds": 1.0, **running(pid=dead_pid)}).encode())
+    heir = Driver.claim(store, "s")
+    assert heir.predecessor_died == 1000.0
+    heir.close("stopped")
+    assert Driver.claim(store, "s").predecessor_died is None
+
+
 def test_second_driver_is_refused_by_process_and_host(store: Store) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         Driver.claim(store, "s", note="kept")

@@ -48,6 +48,9 @@ class TableSweep:
         row = self.trials_table[self.trials_table["trial"] == trial].iloc[0]
         return dict(json.loads(row["config"]))
 
+    def settings(self) -> dict[str, dict[str, Any]]:
+        return {row.trial: json.loads(row.config) for row in self.trials_table.itertuples()}
+
     def totals(self) -> SimpleNamespace:
         usd = {phase: seconds * USD_PER_CORE_SECOND for phase, seconds in self.seconds_by_phase.items()}
         return SimpleNamespace(seconds_by_phase=self.seconds_by_phase, usd_by_phase=usd, usd=sum(usd.values()))

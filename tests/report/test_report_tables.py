@@ -71,7 +71,7 @@ def test_a_narrow_front_drops_settings_and_says_so(digits: TableSweep, width: in
     if width == 80:
         assert "left out at this width:" in text
     assert "knee" in text
-    assert "$0.0000677" in text
+    assert "$6.77e-05" in text
 
 
 def test_front_of_a_sweep_without_points_says_why() -> None:

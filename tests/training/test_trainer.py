@@ -85,6 +85,14 @@ def test_best_model_has_the_weights_of_the_best_epoch() -> None:
     assert torch.equal(weights(net), kept[-1])
 
 
+@pytest.mark.parametrize(("ask_at", "state"), [(1, "stopped"), (2, "finished")])
+def test_a_training_asked_to_stop_at_its_last_epoch_is_finished(ask_at: int, state: str) -> None:
+    trainer = MuseSparkTrainer(small_net(), None, None, blobs(), config={"optimizer": {"lr": 0.01}})
+    report = trainer.fit(epochs=2, on_epoch=lambda record: record.epoch == ask_at)
+    assert (report["epochs"], report["state"]) == (ask_at, state)
+    assert ("stop_reason" in report) == (state == "stopped")
+
+
 def test_the_same_seed_gives_the_same_order_and_each_epoch_another() -> None:
     seen: list[list[float]] = []
 
