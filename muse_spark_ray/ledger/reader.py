@@ -34,13 +34,14 @@ class Scan:
     problems: tuple[str, ...]
 
 
-def scan(store: Store, sweep: str, table: str) -> Scan:
+def scan(store: Store, sweep: str, table: str, *, since: int = 1) -> Scan:
     """Read every live segment of a table.
 
     Args:
         store: where the sweep is.
         sweep: its name.
         table: "trials", "epochs" or "intervals".
+        since: number of an append; segments that begin before it are left out.
 
     Returns:
         The rows by segment, in order of writing; torn, garbled and missing segments as problems, none deleted.
@@ -53,8 +54,8 @@ def scan(store: Store, sweep: str, table: str) -> Scan:
     cache: dict[Segment, pa.Table] = {}
     result = Scan({}, ())
     for _ in range(_ROUNDS):
-        segments = live(parse_segments(store.list(folder)))
-        missing = gaps(segments)
+        segments = [each for each in live(parse_segments(store.list(folder))) if each.first >= since]
+        missing = gaps(segments, since=since)
         try:
             result = _read_all(store, folder, segments, cache)
         except FileNotFoundError:

@@ -53,10 +53,10 @@ def live(segments: Iterable[Segment]) -> list[Segment]:
     return kept
 
 
-def gaps(segments: Sequence[Segment]) -> list[tuple[int, int]]:
-    """Return the runs of append numbers, from 1 to the highest, that no live segment holds."""
+def gaps(segments: Sequence[Segment], *, since: int = 1) -> list[tuple[int, int]]:
+    """Return the runs of append numbers, from `since` to the highest, that no live segment holds."""
     missing = []
-    expected = 1
+    expected = since
     for segment in segments:
         if segment.first > expected:
             missing.append((expected, segment.first - 1))

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from muse_spark_ray.cost import Interval
 
 
+# After so many appends to a table their files are merged into one, so that readers of a long sweep open few.
+MERGE_AFTER = (4096, 64)
+
+
 def create_sweep(store: Store, sweep: str, *, spec: str, prices: Mapping[str, Any]) -> None:
     """Make a sweep: its spec as YAML text and the price book it starts with, neither ever written again.
 
@@ -81,16 +85,23 @@ class LedgerWriter:
             _check_trials(table)
         for name in TABLES:
             if tables[name].num_rows:
-                self._write(name, Segment(self._next[name], self._next[name]), tables[name])
-                self._next[name] += 1
+                self._append(name, tables[name])
 
     def compact(self) -> None:
         """Merge the files of each table into one; unreadable files stay where they are, between merged ranges."""
         for table in TABLES:
-            self._compact(table)
+            self._compact(table, since=1)
 
-    def _compact(self, table: str) -> None:
-        parts = scan(self.store, self.sweep, table).parts
+    def _append(self, table: str, rows: pa.Table) -> None:
+        number = self._next[table]
+        self._write(table, Segment(number, number), rows)
+        self._next[table] += 1
+        block = next((size for size in MERGE_AFTER if number % size == 0), None)
+        if block is not None:
+            self._compact(table, since=number - block + 1)
+
+    def _compact(self, table: str, *, since: int) -> None:
+        parts = scan(self.store, self.sweep, table, since=since).parts
         for run in _adjacent(list(parts)):
             if len(run) > 1:
                 self._write(table, Segment(run[0].first, run[-1].last), merge_tables([parts[each] for each in run]))

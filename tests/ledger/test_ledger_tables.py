@@ -219,6 +219,16 @@ def test_compaction_and_a_new_writer_go_on(store: Store, tmp_path: Path) -> None
     assert read_trials(store, "s")["epochs"].tolist() == [3]
 
 
+def test_a_long_sweep_keeps_few_files_and_all_rows(store: Store, tmp_path: Path) -> None:
+    writer = LedgerWriter(store, "s")
+    for number in range(200):
+        writer.append(epochs=[{"trial": f"t{number}", "epoch": 1, "end": 1.0, f"metric{number % 3}": 0.5}])
+    names = sorted(path.name for path in (tmp_path / "s" / "epochs").iterdir())
+    assert names[:3] == [f"{first:010d}-{first + 63:010d}.parquet" for first in (1, 65, 129)]
+    assert len(names) == 3 + 200 - 192
+    assert list(read_epochs(store, "s")["trial"]) == [f"t{number}" for number in range(200)]
+
+
 def test_crash_between_merge_and_removal_shows_no_row_twice(store: Store, tmp_path: Path) -> None:
     writer = LedgerWriter(store, "s")
     for number in range(4):
