@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import errno
+import fcntl
 import os
 import uuid
 from collections.abc import Iterator
@@ -71,6 +72,15 @@ class LocalStore(Store):
     def delete(self, path: str) -> None:
         with self._errors_named():
             (self.root / path).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def exclusive(self, path: str) -> Iterator[None]:
+        with self._errors_named():
+            self._make_folder((self.root / path).parent)
+        with self._errors_named(), open(self.root / path, "wb") as file:
+            # Released with the file, also if this process dies.
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            yield
 
     @contextlib.contextmanager
     def _placed(self, path: str, data: bytes) -> Iterator[tuple[Path, Path]]:

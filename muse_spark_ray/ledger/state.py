@@ -92,6 +92,11 @@ class Driver:
         Raises:
             ConfigError: if another process drives it, naming host and process.
         """
+        with store.exclusive(f"{check_name('sweep', sweep)}/.claim"):
+            return cls._claim(store, sweep, fields)
+
+    @classmethod
+    def _claim(cls, store: Store, sweep: str, fields: Mapping[str, Any]) -> Driver:
         now = time.time()
         before = read_state(store, sweep)
         if before.get("state") == "running" and _is_alive(before, now) and not _is_own(before):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -72,6 +74,11 @@ class Store(ABC):
     @abstractmethod
     def delete(self, path: str) -> None:
         """Remove a file if it is there."""
+
+    @contextlib.contextmanager
+    def exclusive(self, path: str) -> Iterator[None]:
+        """Keep other processes out of the block under the same `path`, where the store has locks: local folders do."""
+        yield
 
     def local_path(self, path: str) -> Path | None:
         """Return where `path` lies on this machine's disk, None if the store is elsewhere."""

@@ -75,6 +75,43 @@ def test_second_driver_is_refused_by_process_and_host(store: Store) -> None:
     assert read_state(store, "s")["pid"] == os.getpid()
 
 
+CLAIMER = """
+import sys
+from muse_spark_ray.errors import ConfigError
+from muse_spark_ray.ledger import Driver, Store
+
+store = Store.open(sys.argv[1])
+print("ready", flush=True)
+input()
+try:
+    Driver.claim(store, "s")
+    print("drives", flush=True)
+except ConfigError:
+    print("refused", flush=True)
+input()
+"""
+
+
+def test_of_drivers_that_claim_at_once_one_is_let_in(store: Store, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CLAIMER, str(tmp_path)]
+    claimers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) for _ in range(4)
+    ]
+    try:
+        assert [_line(claimer) for claimer in claimers] == ["ready"] * 4
+        for claimer in claimers:
+            print(file=claimer.stdin)
+        assert sorted(_line(claimer) for claimer in claimers) == ["drives", "refused", "refused", "refused"]
+    finally:
+        for claimer in claimers:
+            claimer.communicate("\n", timeout=60)
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
 def test_request_to_stop_lasts_until_the_next_driver(store: Store) -> None:
     assert not stop_requested(store, "s")
     request_stop(store, "s")
