@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -123,12 +124,19 @@ def _tell_end(spec: SweepSpec, store: Store, verdict: Verdict) -> None:
     for line in [*_prices(found), *_failures(found)]:
         note(line)
     note(f"report:  {_write_report(found)}")
-    flag = "" if spec.store is None else f" --store {spec.store}"
+    flag = _store_flag(store)
     if verdict.keeps_trials:
         note(f"go on:   muse-spark sweep --resume {spec.name}{flag}")
     note(
         f"next:    muse-spark pareto {spec.name}{flag} · muse-spark best {spec.name}{flag} --min-accuracy 0.95 --format yaml > train.yaml"
     )
+
+
+def _store_flag(store: Store) -> str:
+    """Return what has to be typed so that another verb finds a sweep of this store."""
+    from muse_spark_ray.ledger import Store as LedgerStore
+
+    return "" if store.uri == LedgerStore.open().uri else f" --store {shlex.quote(store.uri)}"
 
 
 def _prices(found: Any) -> list[str]:
