@@ -16,6 +16,9 @@ from muse_spark_ray.runtime.session import worker_environment
 ANSWER_SECONDS = 60.0
 # Proxies that still listen fetch the end of their lease within this time after the pool was closed.
 LAST_READ_SECONDS = 0.5
+# Workers die with their placement group; Ray Train's thread notices at its next poll, or never if they were just
+# about to start.
+KILL_SECONDS = 3.0
 
 
 class Pool:
@@ -123,8 +126,9 @@ class Pool:
     def _kill_gangs(self) -> None:
         for gang in self._gangs:
             gang.kill()
+        deadline = time.monotonic() + KILL_SECONDS
         for gang in self._gangs:
-            gang.join(ANSWER_SECONDS / len(self._gangs))
+            gang.join(max(deadline - time.monotonic(), 0.0))
 
     def _ask(self, method: str, *args: Any) -> Any:
         import ray

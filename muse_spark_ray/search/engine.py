@@ -234,6 +234,7 @@ class Engine:
         if is_failed:
             self._recorder.drop_points(trial)
         self._news.append(News(trial.name, state, trial.epoch, trial.metrics, reason))
+        self._look_at_limits()
 
     def _count(self, *, is_failed: bool) -> None:
         self._failed += is_failed
@@ -245,9 +246,13 @@ class Engine:
         """Book the gangs' time; look at the budget and at requests to stop."""
         self._gang_states = self._pool.status()
         self.book_gangs()
-        spent = self.spent()
         if stop_requested(self._store, self._spec.name):
             self.stop(Verdict("stopped", "muse-spark stop was asked for", keeps_trials=True))
+        self._look_at_limits()
+
+    def _look_at_limits(self) -> None:
+        """End the sweep if its budget is used up, or if too many trials fail."""
+        spent = self.spent()
         if (reason := exhausted(self._spec.budget, spent)) is not None:
             self.stop(Verdict("stopped", reason))
         if (reason := hopeless(self._spec.budget, spent)) is not None:

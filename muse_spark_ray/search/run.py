@@ -74,6 +74,9 @@ def run_sweep(spec: SweepSpec, store: Store, *, address: str | None, on_tick: On
     """
     driver = Driver.claim(store, spec.name)
     try:
+        if (verdict := nothing_to_do(spec, store)) is not None:
+            driver.close(verdict.state, reason=verdict.reason)
+            return verdict
         with open_ray(address, num_cpus=None) as session:
             verdict = _run(spec, store, driver, on_tick, is_embedded=session.is_embedded)
     except KeyboardInterrupt:
@@ -114,6 +117,14 @@ def _run(spec: SweepSpec, store: Store, driver: Driver, on_tick: OnTick, *, is_e
         return verdict
     finally:
         pool.close(0.0)
+
+
+def nothing_to_do(spec: SweepSpec, store: Store) -> Verdict | None:
+    """Return how a sweep has ended if all trials of its budget have, so that resuming it starts nothing."""
+    states = list(Sweep(store, spec.name).trials()["state"])
+    if spec.budget.trials is None or len(states) < spec.budget.trials or {"pending", "running"} & set(states):
+        return None
+    return Verdict("finished", f"all {spec.budget.trials} trials of the budget are done")
 
 
 def gang_count(spec: SweepSpec, shape: GangShape, cluster: dict[str, float]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from muse_spark_ray.spec.mission import MISSION_KEYS
 from muse_spark_ray.spec.sweep import SweepSpec
 from muse_spark_ray.spec.train import train_config_class
 
@@ -11,7 +12,7 @@ from muse_spark_ray.spec.train import train_config_class
 def sweep_schema() -> dict[str, Any]:
     """Return the schema of a sweep file, with the training config and all strategies spelled out under `train`."""
     schema = SweepSpec.model_json_schema(by_alias=True)
-    train = train_config_class().model_json_schema(by_alias=True)
+    train = train_schema()
     schema["$defs"] = {**train.pop("$defs", {}), **schema.get("$defs", {})}
     train["properties"].pop("task")
     schema["properties"]["train"] = {**train, "description": schema["properties"]["train"]["description"]}
@@ -22,4 +23,10 @@ def sweep_schema() -> dict[str, Any]:
 
 def train_schema() -> dict[str, Any]:
     """Return the schema of a training config, as `muse-spark train` reads it."""
-    return train_config_class().model_json_schema(by_alias=True)
+    schema = train_config_class().model_json_schema(by_alias=True)
+    for strategy in schema["$defs"]["StrategiesConfig"]["properties"].values():
+        strategy["anyOf"].append({"type": "boolean"})
+    schema["properties"] |= {
+        key: {"description": f"the same as {'.'.join(place)}"} for key, (place, _) in MISSION_KEYS.items()
+    }
+    return schema

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from muse_spark_ray.spec.task import STRICT, Number
 
@@ -16,7 +16,7 @@ class Parameter(BaseModel):
     In YAML a bare list is short for `{choices: [...]}`. Choices may be any values, lists and null included.
     """
 
-    model_config = STRICT
+    model_config = ConfigDict(**STRICT, json_schema_extra=lambda schema: _or_list(schema))
 
     low: Number | None = Field(None, description="smallest value")
     high: Number | None = Field(None, description="largest value, included")
@@ -62,6 +62,13 @@ class Parameter(BaseModel):
     def values_at_ends(self) -> list[Any]:
         """Return the values whose validity stands for all others: every choice, or both ends of the range."""
         return self.choices if self.choices is not None else [self.low, self.high]
+
+
+def _or_list(schema: dict[str, Any]) -> None:
+    """Let the JSON schema take a bare list, too."""
+    mapping = dict(schema)
+    schema.clear()
+    schema |= {"anyOf": [{"type": "array", "minItems": 1, "description": "values to choose from"}, mapping]}
 
 
 def condition_holds(condition: Any, value: Any) -> bool:

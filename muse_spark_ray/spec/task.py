@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from muse_spark_ray.data.sources import DataConfig
 from muse_spark_ray.strategy import knob
 
-STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
 Number = int | float
 
 

@@ -132,7 +132,7 @@ class Decision:
 class StrategyConfig(BaseModel):
     """Base of the strategies' configs: unknown keys and values of another type are refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 def knob(default: Any, *, doc: str, search: tuple[Any, ...] | list[Any] | None = None, **bounds: Any) -> Any:
