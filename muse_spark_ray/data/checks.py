@@ -20,8 +20,14 @@ def check_arrays(inputs: np.ndarray[Any, Any], targets: np.ndarray[Any, Any], *,
     Raises:
         DataError: Naming the first offending row.
     """
-    if len(inputs) != len(targets):
-        raise DataError(f"{where}: {len(inputs)} inputs but {len(targets)} targets; each input needs one target.")
+    if inputs.ndim < 2 or 0 in inputs.shape[1:]:
+        raise DataError(
+            f"{where}: inputs have the shape {inputs.shape}; they need a row for each sample and at least one value in it."
+        )
+    if targets.ndim < 1 or len(inputs) != len(targets):
+        raise DataError(
+            f"{where}: {len(inputs)} inputs but targets of the shape {targets.shape}; each input needs one target."
+        )
     if len(inputs) < 2:
         raise DataError(f"{where}: {len(inputs)} samples; at least 2 are needed, one to train on and one to validate.")
     for name, values in (("inputs", inputs), ("targets", targets)):
@@ -35,7 +41,8 @@ def check_arrays(inputs: np.ndarray[Any, Any], targets: np.ndarray[Any, Any], *,
 def _check_finite(values: np.ndarray[Any, Any], *, where: str, name: str) -> None:
     if not np.issubdtype(values.dtype, np.floating):
         return
-    bad = ~np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+    with np.errstate(over="ignore"):  # what float32 cannot hold is not finite either
+        bad = ~np.isfinite(values.reshape(len(values), -1).astype(np.float32)).all(axis=1)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
         raise DataError(

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
-from muse_spark_ray.data.order import PlannedWindow, Share, epoch_order, plan_windows
+from muse_spark_ray.data.order import PlannedWindow, Share, epoch_order, plan_windows, seeded
 from muse_spark_ray.errors import DataError
 from muse_spark_ray.strategy import Batch
 
@@ -147,11 +147,12 @@ class IndexedSource(_Planned):
         self._many = getattr(loader.dataset, "__getitems__", None)
 
     def windows(self, epoch: int, reorder: Reorder | None = None, reorder_every: int | None = None) -> Iterator[Window]:
-        for planned in self.plans(epoch, reorder, reorder_every):
+        for part, planned in enumerate(self.plans(epoch, reorder, reorder_every)):
             shares = [share for window in planned for share in window.shares]
-            fetched = (
-                map(self._fetch, shares) if self._loader.num_workers == 0 else self._fetch_by_workers(shares, epoch)
-            )
+            if self._loader.num_workers == 0:
+                fetched: Iterator[Any] = map(self._fetch, shares)
+            else:
+                fetched = self._fetch_by_workers(shares, seeded(self._cut.seed, epoch, part, self._cut.rank))
             for window in planned:
                 # No name holds a batch here, so that its memory is free when the next one is made.
                 batches = [
@@ -166,9 +167,9 @@ class IndexedSource(_Planned):
             return self._collate(self._many(indices))
         return self._collate([self._loader.dataset[i] for i in indices])
 
-    def _fetch_by_workers(self, shares: list[Share], epoch: int) -> Iterator[Any]:
+    def _fetch_by_workers(self, shares: list[Share], seed: torch.Generator) -> Iterator[Any]:
+        """Read by worker processes; torch gives each its own seeds of `random`, NumPy and torch, drawn from `seed`."""
         theirs = self._loader
-        seed = torch.Generator().manual_seed(self._cut.seed * 1_000_003 + epoch * 1_009 + self._cut.rank)
         return iter(
             DataLoader(
                 theirs.dataset,

@@ -23,8 +23,13 @@ def epoch_order(samples: int, *, seed: int, epoch: int, shuffle: bool = True) ->
     """
     if not shuffle:
         return torch.arange(samples)
-    state = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0]) & (2**63 - 1)
-    return torch.randperm(samples, generator=torch.Generator().manual_seed(state))
+    return torch.randperm(samples, generator=seeded(seed, epoch))
+
+
+def seeded(*numbers: int) -> torch.Generator:
+    """Return a generator whose stream depends on all the numbers."""
+    state = int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]) & (2**63 - 1)
+    return torch.Generator().manual_seed(state)
 
 
 @dataclass(frozen=True, slots=True)

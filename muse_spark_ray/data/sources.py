@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -109,7 +110,7 @@ def _idx(path: Path) -> np.ndarray[Any, Any]:
         dimensions = raw[3]
         shape = np.frombuffer(raw, ">u4", count=dimensions, offset=4)
         return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
-    except (OSError, EOFError, ValueError, IndexError) as error:
+    except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
         raise DataError(f"data file {path} is corrupt: {error}. Fetch it again.") from error
 
 
@@ -121,7 +122,9 @@ def _npz(config: DataConfig) -> tuple[Arrays, int | None]:
             if missing:
                 raise DataError(f"{path} has the arrays {arrays.files}; it must have x (inputs) and y (targets).")
             return (arrays["x"], arrays["y"]), None
-    except (OSError, EOFError, ValueError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # damaged bytes make NumPy's reader fail in a dozen ways
         raise DataError(
             f"data file {path} cannot be read as an npz archive: {error}. Write it with numpy.savez."
         ) from error
@@ -153,9 +156,13 @@ def _factory(config: DataConfig) -> tuple[Arrays, int | None]:
         raise ConfigError(f"task.data.factory is {config.factory!r}; data of the kind factory needs 'module:function'.")
     module, _, name = config.factory.partition(":")
     try:
-        made = getattr(importlib.import_module(module), name)()
+        make = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"task.data.factory {config.factory!r} cannot be imported: {error}.") from error
+    try:
+        made = make()
+    except Exception as error:
+        raise DataError(f"{config.factory} failed: {type(error).__name__}: {error}") from error
     if not isinstance(made, tuple) or len(made) != 2:
         raise DataError(f"{config.factory} returned a {type(made).__name__}; it must return (inputs, targets).")
     return (np.asarray(made[0]), np.asarray(made[1])), None

@@ -29,3 +29,13 @@ def bad_steps_diagnosis(run: Run, loss: float, norm: float | None) -> str:
         f"finite loss or gradient ({seen}; learning rate {run.schedule.lr:g}, precision {run.precision.kind}). "
         f"Try: {'; '.join(advice)}."
     )
+
+
+def explained(error: ValueError) -> ValueError | TrialError:
+    """Return what torch says about a batch of one sample in words that help; any other error as it is."""
+    if "more than 1 value per channel" not in str(error):
+        return error
+    return TrialError(
+        "a micro-batch holds a single sample, from which BatchNorm cannot take statistics.",
+        hint="choose a batch_size that does not leave a rest of 1, set drop_last on the loader, or freeze BatchNorm",
+    )

@@ -23,7 +23,7 @@ from muse_spark_ray.strategy import Context, Step
 from muse_spark_ray.training.best import Best
 from muse_spark_ray.training.build import build_stack, count_classes, default_optimizer, note_batch_norm, plain_module
 from muse_spark_ray.training.checkpoint import Checkpoints
-from muse_spark_ray.training.diagnose import DivergedError
+from muse_spark_ray.training.diagnose import DivergedError, explained
 from muse_spark_ray.training.distributed import join_world, share_buffers, spread
 from muse_spark_ray.training.evaluate import Evaluation, evaluate
 from muse_spark_ray.training.loop import EpochTotals, Run, train_epoch
@@ -149,6 +149,8 @@ class MuseSparkTrainer:
         except DivergedError as diverged:
             logger.warning("%s", diverged)
             self._verdict |= {"state": "diverged", "diagnosis": str(diverged)}
+        except ValueError as error:
+            raise explained(error) from error
         else:
             self._save_if_due(is_last=True)
         self._seconds += time.monotonic() - started

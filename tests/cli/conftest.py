@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import psutil
 import pytest
-from program import LIMIT_SECONDS, Program
+from program import Program
 
 
 @pytest.fixture(scope="module")
@@ -19,16 +18,3 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     left = [p for p in psutil.process_iter(["pid", "cmdline"]) if here in " ".join(p.info["cmdline"] or ())]
     for process in left:
         process.kill()
-
-
-@pytest.fixture
-def wait_until() -> Callable[..., None]:
-    """Return a function that waits for an event, with a generous limit."""
-
-    def wait(condition: Callable[[], bool], *, why: str, limit_seconds: float = LIMIT_SECONDS) -> None:
-        deadline = time.monotonic() + limit_seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"waited {limit_seconds} s in vain: {why}"
-            time.sleep(0.05)
-
-    return wait

@@ -235,7 +235,7 @@ def test_stop_from_another_terminal(program: Program, wait_until: Callable[..., 
             lambda: _count(program, "halted", "finished") >= 1 or driver.poll() is not None, why="a finished trial"
         )
         second = program("sweep", "--resume", "halted")
-        assert second.returncode == 2
+        assert second.returncode == 2, program.log() + second.stderr
         assert str(driver.pid) in second.stderr
         assert program("stop", "halted").returncode == 0
         assert driver.wait(LIMIT_SECONDS) == 4, program.log()
