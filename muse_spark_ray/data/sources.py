@@ -117,7 +117,7 @@ def _idx(path: Path) -> np.ndarray[Any, Any]:
 def _npz(config: DataConfig) -> tuple[Arrays, int | None]:
     path = _needed_file(config)
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             missing = {"x", "y"} - set(arrays.files)
             if missing:
                 raise DataError(f"{path} has the arrays {arrays.files}; it must have x (inputs) and y (targets).")
