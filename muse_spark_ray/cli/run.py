@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from muse_spark_ray.cli.output import note, write_json
-from muse_spark_ray.errors import ConfigError
+from muse_spark_ray.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from muse_spark_ray.ledger import Store
@@ -66,9 +66,14 @@ def sweep(
         wanted = load_spec(Path(str(spec)), overrides=overrides or ())
         opened = LedgerStore.open(store or wanted.store)
         start_sweep(wanted, opened)
+    if progress != "none":
+        note(f"sweep {wanted.name}: results go to {opened.uri}/{wanted.name}; starting Ray and the first gangs ...")
     view = Progress(progress, wanted)
     try:
         verdict = run_sweep(wanted, opened, address=address, on_tick=view.tick)
+    except StoreError as error:
+        again = f"muse-spark sweep --resume {wanted.name}{_store_flag(opened)}"
+        raise StoreError(error.message, hint=f"once it can be written again, go on with: {again}") from error
     finally:
         view.close()
     _tell_end(wanted, opened, verdict)

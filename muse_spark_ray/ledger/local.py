@@ -119,11 +119,11 @@ class LocalStore(Store):
         except OSError as error:
             if error.errno in _WRONG_PATH:
                 raise self._not_writable(error) from error
-            raise StoreError(f"store {self.root} cannot be written: {error.strerror} ({error.filename})") from error
+            raise StoreError(f"store {error.filename or self.root} cannot be written: {error.strerror}") from error
 
     def _not_writable(self, error: OSError) -> ConfigError:
         return ConfigError(
-            f"store {self.root} is not writable: {error.strerror} ({error.filename})",
+            f"store {self.root} is not writable: {error.strerror} ({error.filename or self.root})",
             hint="Give a folder you can write to with --store or MUSE_SPARK_STORE.",
         )
 

@@ -79,8 +79,10 @@ def run_sweep(spec: SweepSpec, store: Store, *, address: str | None, on_tick: On
             return verdict
         with open_ray(address, num_cpus=None) as session:
             verdict = _run(spec, store, driver, on_tick, is_embedded=session.is_embedded)
-    except KeyboardInterrupt:
-        verdict = Verdict("interrupted", "interrupted from the keyboard", keeps_trials=True)
+    except (KeyboardInterrupt, SystemExit) as error:
+        # While Ray starts, SIGTERM meets Ray's own handler, which exits.
+        by = "SIGTERM" if isinstance(error, SystemExit) else "the keyboard"
+        verdict = Verdict("interrupted", f"interrupted by {by}", keeps_trials=True)
         driver.close(verdict.state, reason=verdict.reason)
     except BaseException as error:
         driver.close("failed", reason=str(error))
@@ -196,7 +198,8 @@ def _ticking(engine: Engine, driver: Driver, on_tick: OnTick) -> Iterator[None]:
                     driver.beat()
                 on_tick(engine)
             except Exception as error:
-                logger.exception("the sweep's ticker failed")
+                if not isinstance(error, MuseSparkError):
+                    logger.exception("the sweep's ticker failed")
                 engine.stop(Verdict("failed", f"the sweep could not be looked after: {error}", keeps_trials=True))
                 return
             ticks += 1

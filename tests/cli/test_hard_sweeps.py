@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -261,3 +262,27 @@ def test_two_workers_train_each_trial_together_and_odd_parameters_are_safe_space
     folders = sorted(path.name for path in (program.store / "pairs" / "checkpoints").iterdir())
     assert folders == ["t0000", "t0001", "t0002", "t0003"]
     assert len(sweep.settings()["t0003"]) == 13
+
+
+def test_a_full_disk_ends_the_sweep_and_loses_nothing(program: Program) -> None:
+    disk = program.folder / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        spec = _spec(program, "cramped", "  optimizer.lr: {low: 0.05, high: 0.3}", "{trials: 60}")
+        full = program("sweep", spec, "--store", str(disk), "--progress", "none")
+        assert full.returncode == 5, full.stderr
+        assert "No space left on device" in full.stderr
+        assert f"muse-spark sweep --resume cramped --store {disk}" in full.stderr
+        assert "Traceback" not in full.stderr
+        before = Sweep.open(disk, "cramped").trials()
+        assert len(before) > 0
+        subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
+        done = program("sweep", "--resume", "cramped", "--store", str(disk), "--progress", "none")
+        assert done.returncode == 0, done.stderr
+        after = Sweep.open(disk, "cramped").trials().set_index("trial")
+        assert list(after["state"]) == ["finished"] * 60
+        assert set(before["trial"]) <= set(after.index)
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
