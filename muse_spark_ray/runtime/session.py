@@ -108,17 +108,31 @@ def open_ray(address: str | None = None, *, num_cpus: int | None = None, temp_di
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     try:
         if is_embedded:
-            ray.init(address="local", **_embedded_options(num_cpus, temp_dir or own_dir), **quiet)
+            _start_embedded(**_embedded_options(num_cpus, temp_dir or own_dir), **quiet)
         else:
             _read_settings_again()
             ray.init(address=address, **quiet)
     except Exception as error:
         _unset(settings)
+        if own_dir is not None:
+            shutil.rmtree(own_dir, ignore_errors=True)
         raise ClusterError(f"Ray cannot be {_where(address)}: {error}", hint=_hint(address)) from error
     logging.getLogger("ray.train").setLevel(logging.ERROR)
     global _started_here
     _started_here = is_embedded
     return RaySession(ray.get_runtime_context().gcs_address, is_embedded, settings, own_dir)
+
+
+def _start_embedded(**options: Any) -> None:
+    """Start Ray, a second time if the first fails: a port it had found free may be taken the moment after."""
+    import ray
+
+    try:
+        ray.init(address="local", **options)
+    except (RuntimeError, OSError, TimeoutError) as error:
+        logging.getLogger(__name__).warning("Ray did not start, trying once more: %s", error)
+        ray.shutdown()
+        ray.init(address="local", **options)
 
 
 def worker_environment() -> dict[str, str] | None:
