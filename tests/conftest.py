@@ -12,7 +12,7 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-for folder in ("training", "cli"):
+for folder in ("training", "cli", "strategies"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 LIMIT_SECONDS = 240.0

@@ -10,7 +10,7 @@ def card_rows() -> list[dict[str, str]]:
     rows = []
     for name, member in strategies().items():
         fields = member.Config.model_fields.items()
-        settings = ", ".join(f"{field}={info.default}" for field, info in fields)
+        settings = ", ".join(field if info.is_required() else f"{field}={info.default}" for field, info in fields)
         card = member.card
         rows.append(
             {

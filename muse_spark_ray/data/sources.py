@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from muse_spark_ray.data.checks import check_arrays
 from muse_spark_ray.data.sets import Task, TensorSet
 from muse_spark_ray.data.splits import random_split
 from muse_spark_ray.errors import ConfigError, DataError
+from muse_spark_ray.strategy.factories import import_object
 
 Arrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 Name = Literal["digits", "wine", "iris", "breast_cancer", "fashion_mnist", "npz", "csv", "factory"]
@@ -31,7 +31,9 @@ class DataConfig(BaseModel):
     name: Name = Field("digits", description="a bundled set, a file (npz, csv), or `factory` for your own function")
     path: str | None = Field(None, description="file of npz and csv, folder of fashion_mnist")
     target: str | None = Field(None, description="csv: the column with the class or value to predict; default the last")
-    factory: str | None = Field(None, description="module:function that returns (inputs, targets) arrays")
+    factory: str | None = Field(
+        None, description="module:function or path.py:function that returns (inputs, targets) arrays"
+    )
     validation_fraction: float = Field(0.2, gt=0, lt=1, description="share held out, where the set has no fixed split")
     max_samples: int | None = Field(None, ge=2, description="use only so many training samples, for quick trials")
     split_seed: int = Field(0, ge=0, description="seed of the split; the same for all trials of a sweep")
@@ -152,13 +154,9 @@ def _csv(config: DataConfig) -> tuple[Arrays, int | None]:
 
 
 def _factory(config: DataConfig) -> tuple[Arrays, int | None]:
-    if not config.factory or ":" not in config.factory:
-        raise ConfigError(f"task.data.factory is {config.factory!r}; data of the kind factory needs 'module:function'.")
-    module, _, name = config.factory.partition(":")
-    try:
-        make = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"task.data.factory {config.factory!r} cannot be imported: {error}.") from error
+    if not config.factory:
+        raise ConfigError("task.data.factory is missing; data of the kind factory needs module:function.")
+    make = import_object(config.factory, names=("load_data", "make_data"), what="task.data.factory")
     try:
         made = make()
     except Exception as error:

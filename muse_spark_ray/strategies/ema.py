@@ -31,7 +31,7 @@ def update_average(average: nn.Module, model: nn.Module, *, decay: float) -> Non
 class ExponentialMovingAverage(Strategy):
     """Evaluate and keep an average of the weights over the last updates; training itself is untouched."""
 
-    stage = Stage.UPDATE
+    stage = Stage.AVERAGE
     card = Card(
         saves="the last part of a decaying schedule: the average is good earlier",
         costs="one more copy of the model; one pass over the weights an update",

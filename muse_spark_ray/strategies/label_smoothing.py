@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from muse_spark_ray.strategy import Batch, Card, Stage, Step, Strategy, StrategyConfig, Trait, knob
+from muse_spark_ray.strategy import Batch, Card, Stage, Step, Strategy, StrategyConfig, Trait, as_probabilities, knob
 
 
 def smooth_targets(targets: Tensor, *, classes: int, epsilon: float) -> Tensor:
@@ -21,9 +20,7 @@ def smooth_targets(targets: Tensor, *, classes: int, epsilon: float) -> Tensor:
 
     Source: Szegedy et al. 2016, Rethinking the Inception Architecture, section 7.
     """
-    if targets.ndim == 1:
-        targets = torch.nn.functional.one_hot(targets, classes).float()
-    return targets * (1.0 - epsilon) + epsilon / classes
+    return as_probabilities(targets, classes) * (1.0 - epsilon) + epsilon / classes
 
 
 class LabelSmoothing(Strategy):

@@ -14,8 +14,10 @@ from muse_spark_ray.strategy.contract import (
     declared_distributions,
     knob,
 )
+from muse_spark_ray.strategy.factories import import_object
 from muse_spark_ray.strategy.registry import strategies
 from muse_spark_ray.strategy.stack import StrategyStack, check_traits
+from muse_spark_ray.strategy.targets import as_probabilities, mix
 
 __all__ = [
     "HOOKS",
@@ -29,8 +31,11 @@ __all__ = [
     "StrategyConfig",
     "StrategyStack",
     "Trait",
+    "as_probabilities",
     "check_traits",
     "declared_distributions",
+    "import_object",
     "knob",
+    "mix",
     "strategies",
 ]

@@ -34,6 +34,7 @@ class Stage(IntEnum):
     BATCH = 1
     LOSS = 2
     UPDATE = 3
+    AVERAGE = 4
 
 
 class Trait(StrEnum):
@@ -42,6 +43,7 @@ class Trait(StrEnum):
     CLASS_TARGETS = "integer class targets"
     SOFT_TARGETS = "class probabilities as targets"
     PER_SAMPLE_LOSSES = "a criterion that can return one loss per sample"
+    IMAGES = "images [channels, height, width] as inputs"
     INDEXED_SAMPLES = "a data set whose sample order the trainer controls"
     LOSS_SCALING = "fp16 loss scaling"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import tempfile
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 
 def on_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
@@ -28,8 +29,15 @@ def on_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) -> 
     Raises:
         AssertionError: With a rank's traceback if any rank failed.
     """
+    # Importing torch takes longer than most tests: a server that has done so once is forked for each rank.
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["muse_spark_ray.testing.toys"])
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_rank, args=(world_size, _free_port(), folder, function, arguments), nprocs=world_size)  # type: ignore[no-untyped-call]
+        start_processes(  # type: ignore[no-untyped-call]
+            _rank,
+            args=(world_size, _free_port(), folder, function, arguments),
+            nprocs=world_size,
+            start_method="forkserver",
+        )
         results = [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
     failed = [result["error"] for result in results if "error" in result]
     if failed:

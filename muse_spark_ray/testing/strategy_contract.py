@@ -46,7 +46,7 @@ from muse_spark_ray.strategy import (
 )
 from muse_spark_ray.testing.ranks import on_ranks
 from muse_spark_ray.testing.states import assert_same, foreign_parts, repeatable
-from muse_spark_ray.testing.toys import CLASSES, FEATURES, SAMPLES, toy_net, toy_trainer
+from muse_spark_ray.testing.toys import CLASSES, IMAGE, SAMPLES, toy_net, toy_trainer
 from muse_spark_ray.training.checkpoint import load_state
 
 EPOCHS, BORDER = 4, 2
@@ -163,7 +163,7 @@ class StrategyContract:
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
         for _ in range(DRAWS):
             drawn = study.ask(space).params
-            config = train_config({"strategies": {name: drawn}})
+            config = train_config({"strategies": {name: {**self.block(name)[name], **drawn}}})
             assert set(drawn) <= set(config.strategies.switched_on()[name].model_dump())
 
     def test_config_survives_json(self, name: str) -> None:
@@ -283,7 +283,7 @@ def _assert_learns(trainer: Any) -> None:
 
 def _batch(size: int, weights: Tensor | None) -> Batch:
     generator = torch.Generator().manual_seed(size)
-    inputs = torch.randn(size, FEATURES, generator=generator)
+    inputs = torch.randn(size, *IMAGE, generator=generator)
     return Batch(inputs, torch.arange(size) % CLASSES, torch.arange(size), weights)
 
 

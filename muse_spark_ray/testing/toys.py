@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from muse_spark_ray.training.trainer import MuseSparkTrainer
 
+IMAGE = (1, 2, 2)
 FEATURES, CLASSES, SAMPLES = 4, 3, 60
 
 
@@ -23,12 +24,12 @@ def blobs(samples: int = SAMPLES, *, seed: int = 0) -> TensorDataset:
         seed: Seed of the noise around the centres, which are always the same.
 
     Returns:
-        Inputs [samples, 4] float32 and targets [samples] int64.
+        Inputs [samples, 1, 2, 2] float32 and targets [samples] int64.
     """
     targets = torch.arange(samples) % CLASSES
     centres = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(0)) * 3
     noise = torch.randn(samples, FEATURES, generator=torch.Generator().manual_seed(seed + 1))
-    return TensorDataset(centres[targets] + noise, targets)
+    return TensorDataset((centres[targets] + noise).view(-1, *IMAGE), targets)
 
 
 def toy_net() -> nn.Sequential:
@@ -36,6 +37,7 @@ def toy_net() -> nn.Sequential:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         return nn.Sequential(
+            nn.Flatten(),
             nn.Linear(FEATURES, 16),
             nn.Unflatten(1, (8, 2)),
             nn.BatchNorm1d(8),
@@ -43,6 +45,15 @@ def toy_net() -> nn.Sequential:
             nn.Flatten(),
             nn.Dropout(0.2),
             nn.Linear(16, CLASSES),
+        )
+
+
+def toy_teacher() -> nn.Sequential:
+    """Return another network for the same task, with weights of its own."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(1)
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, CLASSES)
         )
 
 

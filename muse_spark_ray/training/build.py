@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,7 +45,7 @@ def build_stack(
     criterion: Criterion,
     precision: Precision,
     source: Source,
-    classes: Callable[[], int | None],
+    look: Callable[[], Sample],
 ) -> StrategyStack:
     """Build the strategies that a config switches on, after checking that they can work here.
 
@@ -56,8 +56,10 @@ def build_stack(
     if not chosen:
         return StrategyStack((), context)
     known = strategies()
-    context = replace(context, classes=classes())
+    sample = look()
+    context = replace(context, classes=sample.classes)
     offers = {
+        Trait.IMAGES: sample.is_image,
         Trait.CLASS_TARGETS: context.classes is not None,
         Trait.PER_SAMPLE_LOSSES: can_be_per_sample(criterion),
         Trait.INDEXED_SAMPLES: source.is_indexed,
@@ -94,13 +96,29 @@ def default_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Opti
     return build_optimizer(model, config.optimizer)
 
 
-@torch.no_grad()
-def count_classes(model: nn.Module, data: DataLoader[Any] | TensorDataset, device: torch.device) -> int | None:
-    """Return the number of classes: the width of the model's output, if targets are class ids; else None.
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one sample tells about the task.
 
-    One sample is read and passed through the model in eval mode; neither changes.
+    Args:
+        classes: Number of classes, None if targets are no class ids.
+        is_image: Inputs are float tensors [channels, height, width].
     """
+
+    classes: int | None
+    is_image: bool
+
+
+def look_at_sample(model: nn.Module, data: DataLoader[Any] | TensorDataset, device: torch.device) -> Sample:
+    """Read one sample and pass it through the model in eval mode; neither changes."""
     inputs, targets = _first_sample(data)
+    is_image = isinstance(inputs, torch.Tensor) and inputs.ndim == 4 and inputs.is_floating_point()
+    return Sample(_count_classes(model, inputs, targets, device), is_image)
+
+
+@torch.no_grad()
+def _count_classes(model: nn.Module, inputs: Any, targets: Any, device: torch.device) -> int | None:
+    """Return the width of the model's output, if targets are class ids; else None."""
     is_ids = isinstance(targets, torch.Tensor) and targets.ndim == 1 and not targets.is_floating_point()
     if not is_ids:
         return None

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch import nn
 
 from muse_spark_ray.errors import ConfigError
 from muse_spark_ray.spec.task import ModelConfig
+from muse_spark_ray.strategy import import_object
 
 FACTORY_NAMES = ("build_model", "make_model", "model", "Model")
 
@@ -77,36 +73,8 @@ def load_factory(reference: str, arguments: dict[str, Any]) -> nn.Module:
     Raises:
         ConfigError: If it cannot be found or does not return a module.
     """
-    place, _, name = reference.rpartition(":") if not reference.endswith(".py") else (reference, "", "")
-    module = _load_module(place, reference)
-    names = (name,) if name else FACTORY_NAMES
-    factory = next((getattr(module, n) for n in names if hasattr(module, n)), None)
-    if factory is None:
-        raise ConfigError(
-            f"{place} defines none of {', '.join(names)}; name the function that returns the model, as in {place}:build_model."
-        )
+    factory = import_object(reference, names=FACTORY_NAMES, what="model")
     built = factory if isinstance(factory, nn.Module) else factory(**arguments)
     if not isinstance(built, nn.Module):
         raise ConfigError(f"{reference} returned a {type(built).__name__}; a model factory returns a torch.nn.Module.")
     return built
-
-
-def _load_module(place: str, reference: str) -> ModuleType:
-    if not place.endswith(".py"):
-        try:
-            return importlib.import_module(place)
-        except ImportError as error:
-            raise ConfigError(
-                f"model {reference!r} cannot be imported: {error}. Use module:function or path.py:function."
-            ) from error
-    path = Path(place).expanduser()
-    if not path.is_file():
-        raise ConfigError(f"model file {path} does not exist.", hint="give --model-path the path of a Python file")
-    name = f"muse_spark_ray_user_model_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"model file {path} cannot be loaded as a Python module.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from muse_spark_ray.errors import ConfigError
 from muse_spark_ray.spec.load import train_config
 from muse_spark_ray.strategy import Context, Step
 from muse_spark_ray.training.best import Best
-from muse_spark_ray.training.build import build_stack, count_classes, default_optimizer, note_batch_norm, plain_module
+from muse_spark_ray.training.build import build_stack, default_optimizer, look_at_sample, note_batch_norm, plain_module
 from muse_spark_ray.training.checkpoint import Checkpoints
 from muse_spark_ray.training.diagnose import DivergedError, explained
 from muse_spark_ray.training.distributed import join_world, share_buffers, spread
@@ -88,14 +89,11 @@ class MuseSparkTrainer:
         cut = Cut(c.batch_size, c.gradient_accumulation_steps, c.seed, world.rank, world.size)
         source = open_source(train_loader, cut)
         module = plain_module(model).to(world.device)
-        criterion = (
-            criterion if criterion is not None else default_criterion(count_classes(module, train_loader, world.device))
-        )
+        look = partial(look_at_sample, module, train_loader, world.device)
+        criterion = criterion if criterion is not None else default_criterion(look().classes)
         precision = Precision(c.precision, world.device)
         context = Context(source.samples or 0, None, c.seed, world.rank, world.size, world.device)
-        stack = build_stack(
-            c, context, criterion, precision, source, lambda: count_classes(module, train_loader, world.device)
-        )
+        stack = build_stack(c, context, criterion, precision, source, look)
         module = stack.prepare_model(module)
         if world.is_first:
             note_batch_norm(module, source.batch_size, c.gradient_accumulation_steps)
@@ -144,8 +142,8 @@ class MuseSparkTrainer:
         started = time.monotonic()
         self._verdict["state"] = "finished"
         try:
-            while self._run.epoch < last and self._verdict["state"] == "finished":
-                self._one_epoch(total, last, on_epoch)
+            while self._run.epoch < last and not self._one_epoch(total, last, on_epoch):
+                pass
         except DivergedError as diverged:
             logger.warning("%s", diverged)
             self._verdict |= {"state": "diverged", "diagnosis": str(diverged)}
@@ -211,7 +209,8 @@ class MuseSparkTrainer:
         result: dict[str, Any] = strict_json(report)
         return result
 
-    def _one_epoch(self, total: int, last: int, on_epoch: OnEpoch | None) -> None:
+    def _one_epoch(self, total: int, last: int, on_epoch: OnEpoch | None) -> bool:
+        """Train and evaluate one epoch; return True if the training is to end with it."""
         run, began = self._run, time.monotonic()
         skipped, bad = run.skipped_steps, run.bad_steps
         run.clock.enter(Phase.train)
@@ -231,8 +230,11 @@ class MuseSparkTrainer:
         spans = tuple(run.clock.drain())
         record = EpochRecord(run.epoch, metrics, spans, spans[-1].end, checkpoint)
         asked_to_stop = on_epoch(record) if on_epoch is not None else False
-        if (decision is not None or asked_to_stop) and not is_last:
-            self._verdict |= {"state": "stopped", "stop_reason": decision.reason if decision else "asked to stop"}
+        if decision is not None:
+            self._verdict["stop_reason"] = decision.reason
+        elif asked_to_stop and not is_last:
+            self._verdict |= {"state": "stopped", "stop_reason": "asked to stop"}
+        return decision is not None or asked_to_stop
 
     def _evaluate(self) -> Evaluation | None:
         if self._validation is None:

@@ -11,5 +11,15 @@ from muse_spark_ray.testing.strategy_contract import StrategyContract
 
 class TestStrategies(StrategyContract):
     names = tuple(strategies())
-    # An epoch of the toy problem has 8 updates; the default is to choose anew every 100.
-    settings: ClassVar[Mapping[str, Mapping[str, Any]]] = {"adaptive_sampling": {"update_freq": 2}}
+    # Images of 2 x 2 pixels and 8 updates an epoch: what acts later or on larger images by default must act here.
+    settings: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "adaptive_sampling": {"update_freq": 2},
+        "crop_flip": {"padding": 0},
+        "cutout": {"size": 0.3},
+        "distillation": {"teacher": "muse_spark_ray.testing.toys:toy_teacher", "weight": 0.2},
+        "early_stopping": {"patience": 50},
+        "magnitude_pruning": {"begin": 3, "end": 20, "every": 4},
+        "progressive_resizing": {"multiple": 2},
+        "robust_loss": {"q": 0.3},
+        "swa": {"start_epoch": 1, "every": 2},
+    }

@@ -182,9 +182,9 @@ def test_an_npz_that_runs_code_is_refused(folder: Path) -> None:
         ({"name": "csv", "path": "binary.csv"}, "binary.csv cannot be read as CSV"),
         ({"name": "csv", "path": "one.csv"}, "inputs have the shape (2, 0)"),
         ({"name": "npz", "path": "names.npz"}, "has the arrays ['a']; it must have x (inputs) and y (targets)"),
-        ({"name": "factory"}, "needs 'module:function'"),
+        ({"name": "factory"}, "needs module:function"),
         ({"name": "factory", "factory": "nowhere_at_all:make"}, "cannot be imported"),
-        ({"name": "factory", "factory": "mine:absent"}, "cannot be imported"),
+        ({"name": "factory", "factory": "mine:absent"}, "mine defines none of absent"),
         ({"name": "factory", "factory": "mine:broken"}, "mine:broken failed: RuntimeError: no disk"),
         (
             {"name": "factory", "factory": "mine:single"},

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks import on_ranks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from toys import blobs, small_net
@@ -20,6 +19,7 @@ from muse_spark_ray.data import Cut, open_source
 from muse_spark_ray.errors import ConfigError
 from muse_spark_ray.strategies.adaptive_sampling import AdaptiveSampling, Rule, select
 from muse_spark_ray.strategy import Batch, Context, Step
+from muse_spark_ray.testing.ranks import on_ranks
 from muse_spark_ray.training.distributed import join_world
 
 T14 = torch.tensor([0.9, 0.1, 0.5, 0.3, 0.7, 0.2, 0.8, 0.4, 0.6, 1.0])

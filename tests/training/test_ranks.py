@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import on_ranks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 from toys import Batches, Line, blobs, half_squared_error, in_order, small_net, trained, weights
 
 from muse_spark_ray import MuseSparkTrainer
+from muse_spark_ray.testing.ranks import on_ranks
 
 
 class Answers(nn.Module):

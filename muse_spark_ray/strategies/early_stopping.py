@@ -1,0 +1,65 @@
+"""Early stopping: end a training that no longer improves, or that is good enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from muse_spark_ray.errors import ConfigError
+from muse_spark_ray.strategy import Card, Context, Decision, Stage, Step, Strategy, StrategyConfig, knob
+
+
+class EarlyStopping(Strategy):
+    """End a training whose metric has not improved for some checks, or has reached its target.
+
+    A check is the end of an epoch. A value that is not a number is no improvement.
+    """
+
+    stage = Stage.UPDATE
+    card = Card(
+        saves="the epochs after the best one",
+        costs="nothing",
+        pays="schedules without an end of their own: constant, plateau",
+        hurts="schedules that fall to zero at their last epoch, such as cosine: the best comes there",
+        source="Prechelt 1998, Early Stopping - But When?",
+    )
+
+    class Config(StrategyConfig):
+        """Settings of early stopping."""
+
+        metric: Literal["val_loss", "accuracy", "train_loss"] = knob("val_loss", doc="what is watched")
+        patience: int = knob(5, ge=1, search=(2, 10), doc="checks (epochs) without improvement before the end")
+        min_delta: float = knob(0.0, ge=0, doc="smallest change that is an improvement, in units of the metric")
+        target: float | None = knob(None, doc="end as soon as the metric is at least as good as this")
+
+    def __init__(self, config: Any, context: Context) -> None:
+        super().__init__(config, context)
+        self._sign = 1.0 if config.metric == "accuracy" else -1.0
+        self._best: float | None = None
+        self._waits = 0
+
+    def after_epoch(self, metrics: Mapping[str, Any], step: Step) -> Decision | None:
+        c, value = self.config, metrics[self.config.metric]
+        if value is None:
+            raise ConfigError(
+                f"strategies.early_stopping watches {c.metric}, which this training does not report.",
+                hint="give validation data, or set strategies.early_stopping.metric to train_loss",
+            )
+        if c.target is not None and self._sign * (value - c.target) >= 0:
+            return Decision(stop=True, reason=f"{c.metric} has reached its target: {value:.6g} against {c.target:g}")
+        is_better = self._best is None or self._sign * (value - self._best) > c.min_delta
+        if math.isfinite(value) and is_better:
+            self._best, self._waits = float(value), 0
+            return None
+        self._waits += 1
+        if self._waits < c.patience:
+            return None
+        best = "no finite value yet" if self._best is None else f"best {self._best:.6g}"
+        return Decision(stop=True, reason=f"{c.metric} has not improved for {self._waits} epochs ({best})")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self._best, "waits": self._waits}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._best, self._waits = state["best"], int(state["waits"])

@@ -1,0 +1,57 @@
+"""Functions and classes of the user's, named in a config."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from muse_spark_ray.errors import ConfigError
+
+
+def import_object(reference: str, *, names: tuple[str, ...], what: str) -> Any:
+    """Find what a config names.
+
+    Args:
+        reference: `package.module:name`, `path/to/file.py:name`, or a file alone, which is then searched for `names`.
+        names: Looked for, in this order, where the reference gives no name.
+        what: Key of the config, for messages.
+
+    Raises:
+        ConfigError: If the module or file cannot be loaded or does not define the name.
+    """
+    place, _, name = reference.rpartition(":") if not reference.endswith(".py") else (reference, "", "")
+    if not place:
+        raise ConfigError(f"{what} is {reference!r}; write module:function or path.py:function.")
+    module = _load_module(place, reference, what)
+    wanted = (name,) if name else names
+    for each in wanted:
+        if hasattr(module, each):
+            return getattr(module, each)
+    raise ConfigError(
+        f"{what}: {place} defines none of {', '.join(wanted)}; name the function, as in {place}:{wanted[0]}."
+    )
+
+
+def _load_module(place: str, reference: str, what: str) -> ModuleType:
+    if not place.endswith(".py"):
+        try:
+            return importlib.import_module(place)
+        except ImportError as error:
+            raise ConfigError(
+                f"{what} {reference!r} cannot be imported: {error}. Use module:function or path.py:function."
+            ) from error
+    path = Path(place).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"{what}: file {path} does not exist.", hint="give the path of a Python file")
+    name = f"muse_spark_ray_user_file_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{what}: file {path} cannot be loaded as a Python module.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
