@@ -41,7 +41,7 @@ def strategies(output: Annotated[Format, typer.Option("--format", "-f", help="Ho
         from rich import box
         from rich.table import Table
 
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, leading=1)
         for title in rows[0]:
             table.add_column(title, overflow="fold")
         for row in rows:

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
-from muse_spark_ray.data.order import PlannedWindow, Share, epoch_order, plan_windows, seeded
+from muse_spark_ray.data.order import PlannedWindow, Share, epoch_order, plan_windows
 from muse_spark_ray.errors import DataError
-from muse_spark_ray.strategy import Batch
+from muse_spark_ray.strategy import Batch, seeded
 
 Reorder = Callable[[Tensor], Tensor]
 

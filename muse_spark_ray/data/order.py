@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from muse_spark_ray.strategy.randomness import seeded
 
 
 def epoch_order(samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> Tensor:
@@ -24,12 +25,6 @@ def epoch_order(samples: int, *, seed: int, epoch: int, shuffle: bool = True) ->
     if not shuffle:
         return torch.arange(samples)
     return torch.randperm(samples, generator=seeded(seed, epoch))
-
-
-def seeded(*numbers: int) -> torch.Generator:
-    """Return a generator whose stream depends on all the numbers."""
-    state = int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]) & (2**63 - 1)
-    return torch.Generator().manual_seed(state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,19 +11,40 @@ import torch.distributed as dist
 from pydantic import model_validator
 from torch import Tensor
 
-from muse_spark_ray.strategy import Batch, Card, Context, Stage, Step, Strategy, StrategyConfig, Trait, knob
+from muse_spark_ray.strategy import (
+    Batch,
+    Card,
+    Context,
+    Stage,
+    Step,
+    Strategy,
+    StrategyConfig,
+    Trait,
+    knob,
+    seeded,
+)
 
-Rule = Literal["high_loss", "medium_loss"]
+Rule = Literal["high_loss", "medium_loss", "curriculum", "importance"]
+Pacing = Literal["linear", "root", "step"]
+_PACING_STEPS = 4
+_SMALLEST_LOSS = 1e-6
 
 
-def select(losses: Tensor, *, rule: Rule, fraction: float = 0.3, low: float = 0.3, high: float = 0.7) -> Tensor:
+def select(
+    losses: Tensor,
+    *,
+    rule: Literal["high_loss", "medium_loss", "curriculum"],
+    fraction: float = 0.3,
+    low: float = 0.3,
+    high: float = 0.7,
+) -> Tensor:
     """Choose samples by the rank of their loss.
 
     Args:
         losses: [N] float32, one smoothed loss per sample; NaN where it is not known.
-        rule: `high_loss` takes the `fraction` with the largest losses; `medium_loss` those whose rank, from the
-            smallest, lies between the shares `low` and `high`.
-        fraction: Share taken by `high_loss`, in (0, 1].
+        rule: `high_loss` takes the `fraction` with the largest losses, `curriculum` that with the smallest;
+            `medium_loss` those whose rank, from the smallest, lies between the shares `low` and `high`.
+        fraction: Share taken by `high_loss` and `curriculum`, in (0, 1].
         low: Lower end of the band of `medium_loss`.
         high: Upper end of the band of `medium_loss`.
 
@@ -36,9 +57,61 @@ def select(losses: Tensor, *, rule: Rule, fraction: float = 0.3, low: float = 0.
     count = len(ascending)
     if rule == "high_loss":
         chosen[ascending[count - max(1, round(fraction * count)) :]] = True
+    elif rule == "curriculum":
+        chosen[ascending[: max(1, round(fraction * count))]] = True
     else:
         chosen[ascending[round(low * count) : max(round(high * count), round(low * count) + 1)]] = True
     return chosen
+
+
+def draw_by_importance(losses: Tensor, *, fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw samples without replacement, each step with a probability proportional to the loss.
+
+    Args:
+        losses: [N] float32; a sample whose loss is not finite is not drawn.
+        fraction: Share of the finite ones to draw, in (0, 1].
+        generator: Of the random numbers.
+
+    Returns:
+        ([N] bool, what was drawn; [N] float32, about how probable it was that a sample would be).
+
+    Source: Efraimidis and Spirakis 2006, by keys log(loss) + Gumbel noise; Katharopoulos and Fleuret 2018, section 3.
+    """
+    finite = torch.isfinite(losses)
+    size = torch.where(finite, losses, 0.0).clamp_min(_SMALLEST_LOSS) * finite
+    count = max(1, round(fraction * int(finite.sum()))) if finite.any() else 0
+    noise = -(-torch.rand(len(losses), generator=generator).clamp_min(1e-12).log()).log()
+    keys = torch.where(finite, size.clamp_min(_SMALLEST_LOSS).log() + noise, -torch.inf)
+    chosen = torch.zeros(len(losses), dtype=torch.bool)
+    chosen[keys.topk(count).indices] = True
+    return chosen, (count * size / size.sum().clamp_min(_SMALLEST_LOSS)).clamp(_SMALLEST_LOSS, 1.0)
+
+
+def without_outliers(losses: Tensor, share: float) -> Tensor:
+    """Return the losses with the largest `share` of the finite ones as NaN, so that no rule takes them."""
+    count = round(share * int(torch.isfinite(losses).sum()))
+    kept = losses.clone()
+    kept[torch.where(torch.isfinite(losses), losses, -torch.inf).topk(count).indices] = torch.nan
+    return kept
+
+
+def pace(progress: float, *, start: float, form: Pacing) -> float:
+    """Return the share of the samples that a curriculum uses.
+
+    Args:
+        progress: In [0, 1].
+        start: Share at progress 0.
+        form: `linear`; `root`, which gives each new sample the same time (Platanios et al. 2019, equation 7);
+            `step`, four equal ones.
+
+    Returns:
+        From `start` to 1.
+    """
+    if form == "root":
+        return float((start**2 + (1.0 - start**2) * progress) ** 0.5)
+    if form == "step":
+        progress = int(progress * _PACING_STEPS) / _PACING_STEPS
+    return start + (1.0 - start) * progress
 
 
 class AdaptiveSampling(Strategy):
@@ -46,7 +119,7 @@ class AdaptiveSampling(Strategy):
 
     Losses come from the training passes themselves, smoothed per sample; no extra pass. Samples not seen yet
     always stay in, samples whose last loss was not finite stay out until a full epoch, and every `full_every`-th
-    epoch uses everything, so that no loss grows stale.
+    epoch uses everything, so that no loss grows stale. A curriculum has no full epochs before its end.
     """
 
     stage = Stage.SAMPLES
@@ -54,7 +127,7 @@ class AdaptiveSampling(Strategy):
     card = Card(
         saves="forward and backward passes on samples that teach little",
         costs="one float a sample; one sort per selection",
-        pays="large sets with many easy samples (high_loss), noisy labels (medium_loss)",
+        pays="large sets with many easy samples (high_loss, importance), noisy labels (medium_loss, curriculum)",
         hurts="small clean sets; high_loss chases label noise",
         source="Jiang et al. 2019, Selective-Backprop; Katharopoulos and Fleuret 2018",
     )
@@ -62,13 +135,22 @@ class AdaptiveSampling(Strategy):
     class Config(StrategyConfig):
         """Settings of the selection."""
 
-        strategy: Rule = knob("medium_loss", search=["high_loss", "medium_loss"], doc="which losses are chosen")
+        strategy: Rule = knob(
+            "medium_loss",
+            search=["high_loss", "medium_loss", "curriculum", "importance"],
+            doc="which losses are chosen: the largest, the middle, the smallest at first, or at random by their size",
+        )
         update_freq: int = knob(100, ge=1, doc="updates between two selections within an epoch")
-        fraction: float = knob(0.3, gt=0, le=1, search=(0.2, 0.8), doc="share of the samples that high_loss keeps")
+        fraction: float = knob(0.3, gt=0, le=1, search=(0.2, 0.8), doc="share that high_loss and importance keep")
         low: float = knob(0.3, ge=0, lt=1, doc="lower end of the band of medium_loss, as a share of the ranks")
         high: float = knob(0.7, gt=0, le=1, doc="upper end of the band of medium_loss, as a share of the ranks")
         warmup_epochs: int = knob(1, ge=1, search=(1, 3), doc="epochs on all samples before the first selection")
         full_every: int = knob(5, ge=2, doc="every so many epochs all samples are used again")
+        start: float = knob(0.3, gt=0, le=1, doc="share of the samples that a curriculum begins with")
+        pacing: Pacing = knob("linear", doc="how a curriculum grows: linear, root or step")
+        pacing_epochs: int = knob(10, ge=1, doc="epochs until a curriculum uses all samples")
+        outliers: float = knob(0.0, ge=0, lt=1, doc="share with the largest losses that no rule takes, as likely wrong")
+        unbiased: bool = knob(False, doc="importance: weigh samples by the inverse of how probable they were")
         smoothing: float = knob(0.5, ge=0, lt=1, doc="weight of a sample's old loss when a new one comes in")
 
         @model_validator(mode="after")
@@ -83,6 +165,14 @@ class AdaptiveSampling(Strategy):
         self._losses = torch.full((context.samples,), torch.nan)
         self._seen = torch.zeros(context.samples, dtype=torch.bool)
         self._fresh: list[tuple[Tensor, Tensor]] = []
+        self._probability: Tensor | None = None
+
+    def transform_batch(self, batch: Batch, step: Step) -> Batch:
+        if self._probability is None or batch.indices is None or batch.weight == 0:
+            return batch
+        own = torch.ones(batch.size) if batch.weights is None else batch.weights.cpu()
+        weights = own / self._probability[batch.indices.cpu()]
+        return batch.with_(weights=weights * (own.sum() / weights.sum()))
 
     def loss(self, losses: Tensor, outputs: Any, batch: Batch, step: Step) -> Tensor:
         if batch.indices is not None:
@@ -91,11 +181,27 @@ class AdaptiveSampling(Strategy):
 
     def order_samples(self, order: Tensor, step: Step) -> Tensor:
         self._take_in_fresh_losses()
-        if step.epoch < self.config.warmup_epochs or step.epoch % self.config.full_every == 0:
-            return order
+        self._probability = None
         c = self.config
-        chosen = select(self._losses, rule=c.strategy, fraction=c.fraction, low=c.low, high=c.high)
+        is_full = step.epoch % c.full_every == 0 and c.strategy != "curriculum"
+        if step.epoch < c.warmup_epochs or is_full:
+            return order
+        chosen = self._choose(without_outliers(self._losses, c.outliers) if c.outliers else self._losses, step)
         return order[(chosen | ~self._seen)[order]]
+
+    def _choose(self, losses: Tensor, step: Step) -> Tensor:
+        c = self.config
+        if c.strategy == "importance":
+            # One noise an epoch: a new choice within it then differs only by what was learnt since.
+            generator = seeded(self.context.seed, step.epoch)
+            chosen, probability = draw_by_importance(losses, fraction=c.fraction, generator=generator)
+            self._probability = torch.where(self._seen, probability, 1.0) if c.unbiased else None
+            return chosen
+        if c.strategy == "curriculum":
+            progress = min(1.0, (step.epoch - c.warmup_epochs) / c.pacing_epochs)
+            share = pace(progress, start=c.start, form=c.pacing)
+            return select(losses, rule=c.strategy, fraction=share) if share < 1.0 else torch.ones_like(self._seen)
+        return select(losses, rule=c.strategy, fraction=c.fraction, low=c.low, high=c.high)
 
     def state_dict(self) -> dict[str, Any]:
         self._take_in_fresh_losses()

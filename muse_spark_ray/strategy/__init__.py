@@ -15,6 +15,7 @@ from muse_spark_ray.strategy.contract import (
     knob,
 )
 from muse_spark_ray.strategy.factories import import_object
+from muse_spark_ray.strategy.randomness import seeded
 from muse_spark_ray.strategy.registry import strategies
 from muse_spark_ray.strategy.stack import StrategyStack, check_traits
 from muse_spark_ray.strategy.targets import as_probabilities, mix
@@ -37,5 +38,6 @@ __all__ = [
     "import_object",
     "knob",
     "mix",
+    "seeded",
     "strategies",
 ]

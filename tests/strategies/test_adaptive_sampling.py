@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,29 +17,38 @@ from toys import blobs, small_net
 from muse_spark_ray import MuseSparkTrainer
 from muse_spark_ray.data import Cut, open_source
 from muse_spark_ray.errors import ConfigError
-from muse_spark_ray.strategies.adaptive_sampling import AdaptiveSampling, Rule, select
+from muse_spark_ray.strategies.adaptive_sampling import (
+    AdaptiveSampling,
+    Pacing,
+    draw_by_importance,
+    pace,
+    select,
+    without_outliers,
+)
 from muse_spark_ray.strategy import Batch, Context, Step
 from muse_spark_ray.testing.ranks import on_ranks
 from muse_spark_ray.training.distributed import join_world
 
 T14 = torch.tensor([0.9, 0.1, 0.5, 0.3, 0.7, 0.2, 0.8, 0.4, 0.6, 1.0])
 NAN, INF = float("nan"), float("inf")
-RULES: tuple[Rule, ...] = ("high_loss", "medium_loss")
+Ranked = Literal["high_loss", "medium_loss", "curriculum"]
+RULES: tuple[Ranked, ...] = ("high_loss", "medium_loss", "curriculum")
 losses_of_any_kind = st.lists(st.one_of(st.floats(0, 100, width=32), st.sampled_from([NAN, INF, 0.5])), max_size=40)
 
 
-def _chosen(losses: Tensor, rule: Rule, **knobs: float) -> set[int]:
+def _chosen(losses: Tensor, rule: Ranked, **knobs: float) -> set[int]:
     return set(torch.nonzero(select(losses, rule=rule, **knobs)).flatten().tolist())
 
 
 def test_the_top_share_and_the_middle_band_t14() -> None:
     assert _chosen(T14, "high_loss") == {0, 6, 9}
     assert _chosen(T14, "medium_loss") == {2, 4, 7, 8}
+    assert _chosen(T14, "curriculum") == {1, 3, 5}
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 @pytest.mark.parametrize("rule", RULES)
-def test_losses_that_are_not_finite_are_never_chosen(rule: Rule, bad: float) -> None:
+def test_losses_that_are_not_finite_are_never_chosen(rule: Ranked, bad: float) -> None:
     assert 9 not in _chosen(torch.cat([T14[:9], torch.tensor([bad])]), rule)
     assert _chosen(torch.full((5,), bad), rule) == set()
 
@@ -47,7 +56,7 @@ def test_losses_that_are_not_finite_are_never_chosen(rule: Rule, bad: float) -> 
 @given(values=losses_of_any_kind, fraction=st.floats(0.01, 1), band=st.tuples(st.floats(0, 0.5), st.floats(0.51, 1)))
 @pytest.mark.parametrize("rule", RULES)
 def test_a_selection_is_finite_and_repeatable(
-    rule: Rule, values: list[float], fraction: float, band: tuple[float, float]
+    rule: Ranked, values: list[float], fraction: float, band: tuple[float, float]
 ) -> None:
     losses = torch.tensor(values)
     chosen = select(losses, rule=rule, fraction=fraction, low=band[0], high=band[1])
@@ -60,9 +69,12 @@ def test_a_selection_is_finite_and_repeatable(
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_ties_are_taken_in_the_order_of_the_samples(rule: Rule) -> None:
+def test_ties_are_taken_in_the_order_of_the_samples(rule: Ranked) -> None:
     """Ranks from the smallest of ten equal losses are their positions: the last three, and positions 3 to 6."""
-    assert _chosen(torch.full((10,), 0.5), rule) == {"high_loss": {7, 8, 9}, "medium_loss": {3, 4, 5, 6}}[rule]
+    assert (
+        _chosen(torch.full((10,), 0.5), rule)
+        == {"high_loss": {7, 8, 9}, "medium_loss": {3, 4, 5, 6}, "curriculum": {0, 1, 2}}[rule]
+    )
 
 
 def _strategy(samples: int = 10, **knobs: Any) -> AdaptiveSampling:
@@ -140,7 +152,7 @@ def _reads_by_epoch(samples: int, epochs: int, **knobs: Any) -> list[Counter[int
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("update_freq", [2, 3, 100])
-def test_an_epoch_reads_each_sample_at_most_once(rule: Rule, update_freq: int) -> None:
+def test_an_epoch_reads_each_sample_at_most_once(rule: Ranked, update_freq: int) -> None:
     for reads in _reads_by_epoch(58, 4, strategy=rule, update_freq=update_freq):
         assert max(reads.values()) == 1
 
@@ -169,6 +181,90 @@ def test_the_rest_of_an_epoch_is_chosen_anew_from_fresh_losses() -> None:
     _show(strategy, torch.full((4,), 100.0), torch.arange(4))
     later = [w.batches[0].indices.tolist() for w in windows]  # type: ignore[union-attr]
     assert later == [[0, 1], [2, 3], [8, 9]]
+
+
+# ---------------------------------------------------------------- curriculum, importance, outliers
+
+
+@pytest.mark.parametrize(
+    ("form", "shares"),
+    [
+        ("linear", [0.2, 0.4, 0.6, 0.8, 1.0]),
+        ("root", [0.2, 0.52915, 0.72111, 0.87178, 1.0]),
+        ("step", [0.2, 0.4, 0.6, 0.8, 1.0]),
+    ],
+)
+def test_a_curriculum_grows_to_all_samples(form: Pacing, shares: list[float]) -> None:
+    assert [pace(p, start=0.2, form=form) for p in (0, 0.25, 0.5, 0.75, 1)] == pytest.approx(shares, abs=1e-5)
+
+
+def test_a_step_holds_between_its_steps() -> None:
+    assert pace(0.49, start=0.2, form="step") == pytest.approx(0.4)
+
+
+def test_a_curriculum_takes_the_easy_ones_first() -> None:
+    strategy = _strategy(strategy="curriculum", start=0.3, pacing_epochs=7)
+    _show(strategy, T14)
+    assert set(_order(strategy, 1)) == {1, 3, 5}
+    assert set(_order(strategy, 4)) == {1, 3, 5, 7, 2, 8}
+    assert set(_order(strategy, 5)) == {1, 3, 5, 7, 2, 8, 4}  # no full epoch on the way
+    assert len(_order(strategy, 8)) == len(_order(strategy, 50)) == 10
+
+
+def test_importance_draws_by_the_size_of_the_loss() -> None:
+    """One of three with losses 1, 2, 5 is drawn with probabilities 1/8, 2/8, 5/8."""
+    generator = torch.Generator().manual_seed(0)
+    losses, counts = torch.tensor([1.0, 2.0, 5.0, NAN]), torch.zeros(4)
+    for _ in range(4000):
+        chosen, probability = draw_by_importance(losses, fraction=0.3, generator=generator)
+        counts += chosen
+    assert (counts / 4000).tolist() == pytest.approx([0.125, 0.25, 0.625, 0.0], abs=0.031)  # 4 sigma
+    assert probability[:3].tolist() == pytest.approx([0.125, 0.25, 0.625])
+
+
+@given(values=losses_of_any_kind, fraction=st.floats(0.01, 1), seed=st.integers(0, 99))
+def test_importance_draws_its_share_and_nothing_that_is_not_finite(
+    values: list[float], fraction: float, seed: int
+) -> None:
+    losses = torch.tensor(values)
+    drawn = [draw_by_importance(losses, fraction=fraction, generator=torch.Generator().manual_seed(seed)) for _ in "ab"]
+    finite = int(torch.isfinite(losses).sum())
+    assert torch.equal(drawn[0][0], drawn[1][0])
+    assert int(drawn[0][0].sum()) == (max(1, round(fraction * finite)) if finite else 0)
+    assert bool(torch.isfinite(losses[drawn[0][0]]).all())
+    assert bool(((drawn[0][1] > 0) & (drawn[0][1] <= 1)).all())
+
+
+def test_every_epoch_draws_anew_and_every_rank_alike() -> None:
+    def orders(rank: int) -> list[list[int]]:
+        config = AdaptiveSampling.Config(strategy="importance", fraction=0.5)
+        strategy = AdaptiveSampling(config, Context(10, seed=3, rank=rank))
+        _show(strategy, T14)
+        return [_order(strategy, epoch) for epoch in (1, 2, 3, 4)]
+
+    assert orders(0) == orders(1)
+    assert len({tuple(order) for order in orders(0)}) > 1
+
+
+def test_unbiased_weights_undo_the_choice_and_keep_the_batchs_weight() -> None:
+    strategy = _strategy(3, strategy="importance", fraction=0.4, unbiased=True)
+    batch = Batch(torch.zeros(3), torch.zeros(3), torch.arange(3))
+    assert strategy.transform_batch(batch, Step(0, 0)) is batch
+    _show(strategy, torch.tensor([1.0, 2.0, 5.0]))
+    _order(strategy, 1, samples=3)
+    weights = strategy.transform_batch(batch, Step(1, 0)).weights
+    assert weights is not None
+    assert float(weights.sum()) == pytest.approx(3.0)
+    assert (weights[0] / weights).tolist() == pytest.approx([1.0, 2.0, 5.0])
+    _order(strategy, 5, samples=3)  # a full epoch: all weigh the same again
+    assert strategy.transform_batch(batch, Step(5, 0)) is batch
+
+
+def test_outliers_are_never_taken() -> None:
+    assert torch.isnan(without_outliers(T14, 0.2)).nonzero().flatten().tolist() == [0, 9]
+    strategy = _strategy(strategy="high_loss", outliers=0.2)
+    _show(strategy, T14)
+    assert set(_order(strategy, 1)) == {4, 6}
 
 
 def _choice_of_a_rank(losses: list[float]) -> list[int]:

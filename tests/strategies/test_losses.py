@@ -120,7 +120,12 @@ def test_a_student_learns_from_a_teacher_alone(tmp_path: Path) -> None:
         "def teacher(): return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.0), nn.Linear(8, 3))\n"
     )
     unlabelled = TensorDataset(blobs().tensors[0], torch.zeros(60, dtype=torch.int64))
-    settings = {"teacher": str(tmp_path / "net.py"), "weights": str(tmp_path / "weights.pt"), "weight": 1.0, "temperature": 1.0}
+    settings = {
+        "teacher": str(tmp_path / "net.py"),
+        "weights": str(tmp_path / "weights.pt"),
+        "weight": 1.0,
+        "temperature": 1.0,
+    }
     student = trained(small_net(), unlabelled, epochs=60, validation=blobs(), strategies={"distillation": settings})
     assert student.get_training_report()["best_val_acc"] > 90
 
