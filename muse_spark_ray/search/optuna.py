@@ -13,7 +13,7 @@ from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESample
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
-from muse_spark_ray.search.space import draw, recorded
+from muse_spark_ray.search.space import draw, every_config, recorded
 from muse_spark_ray.spec.sweep import SweepSpec
 
 TRIES_FOR_A_NEW_CONFIG = 30
@@ -48,6 +48,7 @@ class Study:
         self._spec = spec
         self._open: dict[str, optuna.trial.Trial | int] = {}
         self._seen: set[str] = set()
+        self._all = every_config(spec.search)
         ways = {"max": StudyDirection.MAXIMIZE, "min": StudyDirection.MINIMIZE}
         directions = [ways[direction] for direction in spec.objectives.values()]
         self._study = optuna.create_study(directions=directions, sampler=build_sampler(spec, draws_before))
@@ -56,19 +57,31 @@ class Study:
         """Draw a config that was not drawn before.
 
         Returns:
-            None if the space seems to hold no other.
+            None if the space holds no other, or, where it is a continuum, seems to hold none.
         """
-        for _ in range(TRIES_FOR_A_NEW_CONFIG):
-            trial = self._study.ask()
-            values = draw(trial, self._spec.search)
-            config = self._spec.trial_config(values)
-            identity = config.identity()
-            if identity not in self._seen:
-                self._seen.add(identity)
-                self._open[identity] = trial
-                return Proposal(values, config, identity)
-            self._study.tell(trial, state=TrialState.FAIL)
+        for _ in range(0 if self._spec.sampler == "grid" else TRIES_FOR_A_NEW_CONFIG):
+            proposal = self._draw()
+            if proposal is not None:
+                return proposal
+        for values in self._all:
+            self._study.enqueue_trial(recorded(self._spec.search, values)[0])
+            proposal = self._draw()
+            if proposal is not None:
+                return proposal
         return None
+
+    def _draw(self) -> Proposal | None:
+        """Ask the study once; None for a config that was drawn before."""
+        trial = self._study.ask()
+        values = draw(trial, self._spec.search)
+        config = self._spec.trial_config(values)
+        identity = config.identity()
+        if identity in self._seen:
+            self._study.tell(trial, state=TrialState.FAIL)
+            return None
+        self._seen.add(identity)
+        self._open[identity] = trial
+        return Proposal(values, config, identity)
 
     def tell(self, identity: str, values: Mapping[str, float | None] | None) -> None:
         """Report a finished trial; without a finite value for each objective it counts as failed."""
@@ -112,7 +125,7 @@ def build_sampler(spec: SweepSpec, draws_before: int = 0) -> BaseSampler:
     parameters jointly. NSGA-II gets a population that fits the number of trials.
     """
     seed = spec.seed + 1_000_003 * draws_before
-    if spec.sampler == "random":
+    if spec.sampler in ("random", "grid"):
         return RandomSampler(seed=seed)
     if spec.sampler == "nsga2":
         trials = spec.budget.trials or 200

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -72,9 +72,34 @@ def draw(trial: Trial, search: Mapping[str, Parameter]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for path in in_order(search):
         parameter = search[path]
-        if all(other in values and condition_holds(c, values[other]) for other, c in parameter.only_if.items()):
+        if _exists(parameter, values):
             values[path] = decode(parameter, _suggest(trial, path, distribution(parameter)))
     return values
+
+
+def every_config(search: Mapping[str, Parameter]) -> Iterator[dict[str, Any]]:
+    """Yield all {dotted path: value} of a space, conditions included; nothing if a parameter has a continuum."""
+    values = {path: search[path].all_values() for path in in_order(search)}
+    if None not in values.values():
+        yield from _complete({}, list(values.items()), search)
+
+
+def _complete(
+    chosen: dict[str, Any], left: Sequence[tuple[str, list[Any] | None]], search: Mapping[str, Parameter]
+) -> Iterator[dict[str, Any]]:
+    if not left:
+        yield chosen
+        return
+    (path, values), *rest = left
+    if not _exists(search[path], chosen):
+        yield from _complete(chosen, rest, search)
+        return
+    for value in values or ():
+        yield from _complete({**chosen, path: value}, rest, search)
+
+
+def _exists(parameter: Parameter, values: Mapping[str, Any]) -> bool:
+    return all(other in values and condition_holds(c, values[other]) for other, c in parameter.only_if.items())
 
 
 def recorded(

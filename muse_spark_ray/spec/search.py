@@ -59,6 +59,16 @@ class Parameter(BaseModel):
         """Say if the range holds whole numbers only."""
         return isinstance(self.low, int) and isinstance(self.high, int) and not isinstance(self.step, float)
 
+    def all_values(self) -> list[Any] | None:
+        """Return every value there is; None for a continuum."""
+        if self.choices is not None:
+            return self.choices
+        low, high = self.low or 0, self.high or 0
+        step = self.step or (1 if self.is_integer else None)
+        if step is None:
+            return None
+        return [low + index * step for index in range(math.floor((high - low) / step + 1e-9) + 1)]
+
     def values_at_ends(self) -> list[Any]:
         """Return the values whose validity stands for all others: every choice, or both ends of the range."""
         return self.choices if self.choices is not None else [self.low, self.high]

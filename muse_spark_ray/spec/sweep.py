@@ -67,7 +67,9 @@ class SweepSpec(BaseModel):
     )
     budget: Budget = Field(description="where the sweep ends")
     resources: Resources = Field(default_factory=Resources, description="workers, cores, GPUs, concurrency")
-    sampler: Literal["tpe", "nsga2", "random"] = Field("tpe", description="how configs are drawn")
+    sampler: Literal["tpe", "nsga2", "random", "grid"] = Field(
+        "tpe", description="how configs are drawn; grid tries all, one after the other"
+    )
     seed: int = Field(0, ge=0, description="seed of the sampler and base of the trials' seeds")
     store: str | None = Field(
         None, description="folder or URI (s3://, gs://) for results; default: the user's data folder"
@@ -108,6 +110,15 @@ class SweepSpec(BaseModel):
         if self.reference is not None and set(self.reference) != set(self.objectives):
             raise ValueError(
                 f"reference names {sorted(self.reference)}, the objectives are {sorted(self.objectives)}; they must agree"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_grid_is_finite(self) -> SweepSpec:
+        endless = [path for path, parameter in self.search.items() if parameter.all_values() is None]
+        if self.sampler == "grid" and endless:
+            raise ValueError(
+                f"sampler: grid needs a step or a list for each parameter; {', '.join(endless)} has a continuum of values"
             )
         return self
 

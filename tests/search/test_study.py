@@ -100,15 +100,31 @@ def test_a_trial_nobody_drew_or_told_twice_is_ignored_sweep_6() -> None:
     study.tell("unknown", None)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_grid_tries_all_one_after_the_other() -> None:
+    text = (
+        "name: grid\nsearch:\n  task.model.name: [linear, mlp]\n"
+        "  task.model.depth: {low: 1, high: 3, step: 2, if: {task.model.name: mlp}}\n"
+        "  optimizer.momentum: {low: 0.0, high: 0.5, step: 0.25}\nbudget: {trials: 40}\n"
+    )
+    study = Study(spec_of("grid", text=text))
+    drawn = []
+    while (proposal := study.ask()) is not None:
+        drawn.append(tuple(proposal.values.values()))
+    assert drawn == [
+        (momentum, *model) for momentum in (0.0, 0.25, 0.5) for model in (("linear",), ("mlp", 1), ("mlp", 3))
+    ]
+
+
+@pytest.mark.parametrize("sampler", [*SAMPLERS, "grid"])
 def test_a_small_space_is_exhausted_without_repeating_a_config(sampler: str) -> None:
-    text = "name: small\nsearch: {batch_size: [8, 16, 32], strategies.ema: [false, true]}\nbudget: {trials: 40}\n"
+    text = "name: small\nsearch: {batch_size: [8, 16, 32], strategies.ema: [false, true], seed: {low: 0, high: 9}}\n"
+    text += "budget: {trials: 400}\n"
     study = Study(spec_of(sampler, text=text))
     seen = []
     while (proposal := study.ask()) is not None:
         seen.append(proposal.identity)
         study.tell(proposal.identity, {"accuracy": 0.5, "cost_usd": 1.0})
-    assert len(set(seen)) == len(seen) == 6
+    assert len(set(seen)) == len(seen) == 60
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

@@ -88,7 +88,12 @@ def test_defaults_are_accuracy_and_money(folder: Path) -> None:
         ("{trials: 4}", "{trials: 4}\nobjectives: {acuracy: max}", "Did you mean accuracy?"),
         ("{trials: 4}", "{trials: 4}\nobjectives: {accuracy: up}", "spec.yaml:9 objectives.accuracy is 'up'"),
         ("{trials: 4}", "{trials: 4}\nreference: {accuracy: 0}", "they must agree"),
-        ("{trials: 4}", "{trials: 4}\nsampler: grid", "spec.yaml:9 sampler is 'grid'"),
+        ("{trials: 4}", "{trials: 4}\nsampler: best", "spec.yaml:9 sampler is 'best'"),
+        (
+            "{trials: 4}",
+            "{trials: 4}\nsampler: grid",
+            "sampler: grid needs a step or a list for each parameter; optimizer.lr",
+        ),
         ("{trials: 4}", "{trials: 4}\nresources: {concurrency: 0}", "spec.yaml:9 resources.concurrency is 0"),
         ("name: good", "name: a/b", "spec.yaml:1 name is 'a/b'"),
         ("name: good\n", "", "name is missing"),
