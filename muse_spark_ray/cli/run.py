@@ -29,7 +29,10 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog="Examples: `muse-spark sweep experiments/digits.yaml`, `muse-spark sweep --resume digits`")(
         sweep
     )
-    app.command(epilog="Example: `muse-spark train --config train.yaml --set optimizer.lr=0.01`")(train)
+    app.command(
+        epilog="Examples: `muse-spark train --config train.yaml --set optimizer.lr=0.01`, "
+        "`muse-spark train --recipe mild --set task.data.name=fashion_mnist`"
+    )(train)
     app.command(epilog="Example: `muse-spark stop digits`")(stop)
 
 
@@ -81,7 +84,10 @@ def sweep(
 
 
 def train(
-    config: Annotated[Path, typer.Option("--config", "-c", help="Training config (YAML).")],
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="Training config (YAML).")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Start from mild (cheap), medium (balanced) or hot (accurate).")
+    ] = None,
     model_path: Annotated[
         str | None, typer.Option(help="Your network: path.py, path.py:function or module:function.")
     ] = None,
@@ -95,7 +101,9 @@ def train(
     settings = list(overrides or ())
     if model_path is not None:
         settings += ["task.model={name: factory, factory: '" + model_path.replace("'", "''") + "'}"]
-    report = run_training(load_train(config, overrides=settings))
+    if config is None and recipe is None:
+        raise ConfigError("give --config FILE, --recipe NAME, or both.", hint="muse-spark train --recipe mild")
+    report = run_training(load_train(config, overrides=settings, start=recipe))
     if as_json and report is not None:
         write_json(report)
     if report is not None and report["state"] == "diverged":

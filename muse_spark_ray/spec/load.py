@@ -7,6 +7,7 @@ import os
 import types
 import typing
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from muse_spark_ray.errors import ConfigError
 from muse_spark_ray.spec.mission import MISSION_KEYS
 from muse_spark_ray.spec.paths import with_value
+from muse_spark_ray.spec.recipes import merged, recipe
 from muse_spark_ray.spec.search import Parameter
 from muse_spark_ray.spec.sweep import SweepSpec
 from muse_spark_ray.spec.train import train_config_class
@@ -40,7 +42,7 @@ def load_spec(path: str | Path, *, overrides: Sequence[str] = ()) -> SweepSpec:
     Raises:
         ConfigError: Naming file, line, the value seen, what is allowed and the nearest right key.
     """
-    return _checked(_read(path, overrides))
+    return _checked(_overridden(_parse(path), overrides))
 
 
 def load_spec_text(text: str, *, where: str) -> SweepSpec:
@@ -57,9 +59,20 @@ def _checked(document: Document) -> SweepSpec:
     return spec
 
 
-def load_train(path: str | Path, *, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Read a training config; arguments and errors as `load_spec`."""
-    return validate(train_config_class(), _read(path, overrides))
+def load_train(path: str | Path | None, *, overrides: Sequence[str] = (), start: str | None = None) -> TrainConfig:
+    """Read a training config.
+
+    Args:
+        path: YAML file; None for the defaults.
+        overrides: `a.b=c` texts that win over the file.
+        start: Name of a recipe that the file is put over.
+
+    Raises:
+        ConfigError: As `load_spec`.
+    """
+    document = Document({}, "config") if path is None else _parse(path)
+    base = {} if start is None else recipe(start)
+    return validate(train_config_class(), _overridden(replace(document, data=merged(base, document.data)), overrides))
 
 
 def validate(model: type[M], document: Document) -> M:
@@ -144,7 +157,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _read(path: str | Path, overrides: Sequence[str]) -> Document:
+def _parse(path: str | Path) -> Document:
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8")
@@ -157,6 +170,10 @@ def _read(path: str | Path, overrides: Sequence[str]) -> Document:
         raise ConfigError(
             f"{file} holds {type(document.data).__name__}, not keys and values; see muse-spark sweep --help."
         )
+    return document
+
+
+def _overridden(document: Document, overrides: Sequence[str]) -> Document:
     paths = frozenset(_override_path(text, document.data) for text in overrides)
     return Document(apply_overrides(document.data, overrides), document.where, document.lines, paths)
 

@@ -252,6 +252,21 @@ def test_a_training_file_is_read_like_a_sweep_file(folder: Path) -> None:
         load_train("train.yaml")
 
 
+@pytest.mark.parametrize("name", ["mild", "medium", "hot"])
+def test_a_recipe_is_a_config_that_file_and_flags_go_over(folder: Path, name: str) -> None:
+    alone = load_train(None, start=name)
+    assert alone.schedule.type == "onecycle"
+    Path("train.yaml").write_text("epochs: 9\noptimizer: {lr: 0.5}\n")
+    both = load_train("train.yaml", start=name, overrides=["optimizer.lr=0.25"])
+    assert (both.epochs, both.optimizer.name, both.optimizer.lr) == (9, "adamw", 0.25)
+    assert both.strategies == alone.strategies
+
+
+def test_an_unknown_recipe_names_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="recipe is 'spicy'; there are mild, medium, hot"):
+        load_train(None, start="spicy")
+
+
 def test_where_checkpoints_go_is_no_part_of_a_configs_identity() -> None:
     plain = train_config({})
     assert plain.identity() == train_config({"checkpoint": {"save_dir": "x"}}).identity()
