@@ -47,11 +47,19 @@ def _load_module(place: str, reference: str, what: str) -> ModuleType:
     path = Path(place).expanduser()
     if not path.is_file():
         raise ConfigError(f"{what}: file {path} does not exist.", hint="give the path of a Python file")
-    name = f"muse_spark_ray_user_file_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    return load_file(path, as_name=f"muse_spark_ray_user_file_{path.stem}", what=what)
+
+
+def load_file(path: Path, *, as_name: str, what: str) -> ModuleType:
+    """Run a Python file as a module of the given name.
+
+    Raises:
+        ConfigError: If it is no Python file.
+    """
+    spec = importlib.util.spec_from_file_location(as_name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{what}: file {path} cannot be loaded as a Python module.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[as_name] = module
     spec.loader.exec_module(module)
     return module

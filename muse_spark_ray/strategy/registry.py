@@ -8,10 +8,8 @@ can offer some under the entry-point group `muse_spark_ray.strategies`, and the 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import pkgutil
-import sys
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -19,6 +17,7 @@ from types import ModuleType
 
 from muse_spark_ray.errors import ConfigError
 from muse_spark_ray.strategy.contract import Strategy
+from muse_spark_ray.strategy.factories import load_file
 
 PACKAGE = "muse_spark_ray.strategies"
 FOLDERS_VARIABLE = "MUSE_SPARK_STRATEGIES"
@@ -51,18 +50,11 @@ def _packaged() -> list[tuple[str, ModuleType]]:
 
 def _from_folders(folders: str) -> list[tuple[str, ModuleType]]:
     paths = [path for folder in folders.split(os.pathsep) if folder for path in sorted(Path(folder).glob("*.py"))]
-    return [(path.stem, _load_file(path)) for path in paths if not path.stem.startswith("_")]
-
-
-def _load_file(path: Path) -> ModuleType:
-    name = f"muse_spark_ray_user_strategies.{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} cannot be loaded as a Python module; {FOLDERS_VARIABLE} takes folders of .py files.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return [
+        (path.stem, load_file(path, as_name=f"muse_spark_ray_user_strategies.{path.stem}", what=FOLDERS_VARIABLE))
+        for path in paths
+        if not path.stem.startswith("_")
+    ]
 
 
 def _only_strategy(module: ModuleType) -> type[Strategy]:
