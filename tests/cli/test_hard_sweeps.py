@@ -286,3 +286,17 @@ def test_a_full_disk_ends_the_sweep_and_loses_nothing(program: Program) -> None:
         assert set(before["trial"]) <= set(after.index)
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_trials_that_stop_early_are_finished_under_two_objectives_par_10(program: Program) -> None:
+    search = "  optimizer.lr: {low: 1e-9, high: 1e-8}\n  strategies.early_stopping.patience: [1, 2]"
+    extra = "objectives: {accuracy: max, cost_usd: min}\nsampler: nsga2\n"
+    spec = _spec(program, "early", search, "{trials: 4}", extra=extra, epochs=30)
+    done = program("sweep", spec, "--progress", "none", "--set", "train.strategies.early_stopping.min_delta=0.01")
+    assert done.returncode == 0, done.stderr
+    sweep = _open(program, "early")
+    trials = sweep.trials().set_index("trial")
+    assert list(trials["state"]) == ["finished"] * 4
+    patience = [settings["strategies.early_stopping.patience"] for settings in sweep.settings().values()]
+    assert list(trials["epochs"]) == [1 + checks for checks in patience]
+    assert program.json("pareto", "early")["points"]
