@@ -55,8 +55,7 @@ def sweep(
     """Run a Pareto sweep, or go on with one: search, train on gangs of Ray workers, book the cost, show the front."""
     from muse_spark_ray.cli.progress import Progress
     from muse_spark_ray.ledger import Store as LedgerStore
-    from muse_spark_ray.search.run import run_sweep, start_sweep, stored_spec
-    from muse_spark_ray.spec.load import load_spec
+    from muse_spark_ray.sweep import Sweep
 
     if (spec is None) == (resume is None):
         raise ConfigError("give either a spec file or --resume SWEEP.", hint="muse-spark sweep experiments/digits.yaml")
@@ -64,10 +63,18 @@ def sweep(
         if overrides:
             raise ConfigError("--set does not go with --resume: a sweep goes on with the spec that it began with.")
         opened = LedgerStore.open(store)
-        wanted = stored_spec(opened, resume)
+        Sweep.open(opened, resume)
     else:
+        from muse_spark_ray.spec.load import load_spec
+
         wanted = load_spec(Path(str(spec)), overrides=overrides or ())
         opened = LedgerStore.open(store or wanted.store)
+    # Ray and Optuna take seconds to import; a typing mistake is answered before.
+    from muse_spark_ray.search.run import run_sweep, start_sweep, stored_spec
+
+    if resume is not None:
+        wanted = stored_spec(opened, resume)
+    else:
         start_sweep(wanted, opened)
     if progress != "none":
         note(f"sweep {wanted.name}: results go to {opened.uri}/{wanted.name}; starting Ray and the first gangs ...")

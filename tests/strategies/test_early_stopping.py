@@ -58,7 +58,7 @@ def _stopping(**settings: Any) -> MuseSparkTrainer:
     )
 
 
-def test_a_training_that_does_not_improve_ends_and_says_why() -> None:
+def test_a_training_that_does_not_improve_is_finished_and_says_why_par_10() -> None:
     report = _stopping(patience=3, min_delta=0.001).get_training_report()
     assert report["epochs"] == 4
     assert report["state"] == "finished"
