@@ -1,13 +1,14 @@
 """Where samples come from: sources, splits, checks, the order of an epoch and the windows of an update."""
 
-from muse_spark_ray.data.loader import Cut, Source, Window, open_source, split_pair
-from muse_spark_ray.data.order import epoch_order, plan_windows
+from muse_spark_ray.data.loader import Source, Window, open_source, split_pair
+from muse_spark_ray.data.order import Cut, Growth, epoch_order, plan_windows
 from muse_spark_ray.data.sets import Task, TensorSet
 from muse_spark_ray.data.sources import DataConfig, load_task
 
 __all__ = [
     "Cut",
     "DataConfig",
+    "Growth",
     "Source",
     "Task",
     "TensorSet",

@@ -11,15 +11,23 @@ Three ways in, chosen once by `open_source`:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
 
-from muse_spark_ray.data.order import PlannedWindow, Share, epoch_order, plan_windows
+from muse_spark_ray.data.order import Cut, PlannedWindow, Share, epoch_order, plan_windows
 from muse_spark_ray.errors import DataError
 from muse_spark_ray.strategy import Batch, seeded
 
@@ -41,22 +49,12 @@ class Window:
     samples: int
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How an epoch is cut: micro-batch size per rank, micro-batches per window, the seed, and this rank."""
-
-    batch_size: int
-    accumulation: int
-    seed: int = 0
-    rank: int = 0
-    world_size: int = 1
-
-
 class Source(Protocol):
     """Where windows come from.
 
     `samples` is the size of the training set over all ranks, None if it is not known; `is_indexed` says if the
-    trainer controls the order; `windows_per_epoch` is None if it is not known before the epoch has run.
+    trainer controls the order; `targets` are those of all samples, [samples, ...], None if they cannot be had without
+    reading the data; `windows_per_epoch` is None if it is not known before the epoch has run.
     """
 
     @property
@@ -68,12 +66,19 @@ class Source(Protocol):
     @property
     def batch_size(self) -> int | None: ...
 
+    @property
+    def targets(self) -> Tensor | None: ...
+
     def windows(self, epoch: int, reorder: Reorder | None = None, reorder_every: int | None = None) -> Iterator[Window]:
         """Yield the windows of one epoch."""
         ...
 
-    def windows_per_epoch(self) -> int | None:
-        """Return how many windows an epoch on all samples has."""
+    def windows_per_epoch(self, epoch: int) -> int | None:
+        """Return how many windows that epoch has if it uses all samples."""
+        ...
+
+    def window_size(self, epoch: int) -> int | None:
+        """Return the samples in a window over all ranks."""
         ...
 
 
@@ -89,17 +94,21 @@ class _Planned:
         self._shuffle = shuffle
         self._drop_last = drop_last
 
-    def windows_per_epoch(self) -> int:
-        across = self._cut.batch_size * self._cut.world_size
-        batches = self.samples // across if self._drop_last else -(-self.samples // across)
-        return -(-batches // self._cut.accumulation)
+    def windows_per_epoch(self, epoch: int) -> int:
+        window = self._cut.window_at(epoch)
+        unit = min(self._cut.across, window)
+        usable = self.samples - self.samples % unit if self._drop_last else self.samples
+        return -(-usable // window)
+
+    def window_size(self, epoch: int) -> int:
+        return self._cut.window_at(epoch)
 
     def plans(self, epoch: int, reorder: Reorder | None, reorder_every: int | None) -> Iterator[list[PlannedWindow]]:
         """Yield lists of windows; after each list the samples left are ordered anew."""
         left = epoch_order(self.samples, seed=self._cut.seed, epoch=epoch, shuffle=self._shuffle)
         while len(left):
             order = left if reorder is None else reorder(left)
-            planned = self._plan(order)
+            planned = self._plan(order, epoch)
             if reorder is None or reorder_every is None or len(planned) <= reorder_every:
                 yield planned
                 return
@@ -108,12 +117,12 @@ class _Planned:
             used = order[: sum(window.samples for window in planned)]
             left = left[~torch.isin(left, used)]
 
-    def _plan(self, order: Tensor) -> list[PlannedWindow]:
+    def _plan(self, order: Tensor, epoch: int) -> list[PlannedWindow]:
         c = self._cut
         return plan_windows(
             order,
             batch_size=c.batch_size,
-            accumulation=c.accumulation,
+            window=c.window_at(epoch),
             rank=c.rank,
             world_size=c.world_size,
             drop_last=self._drop_last,
@@ -125,7 +134,7 @@ class TensorSource(_Planned):
 
     def __init__(self, data: TensorDataset, cut: Cut, *, shuffle: bool = True, drop_last: bool = False) -> None:
         super().__init__(len(data), cut, shuffle=shuffle, drop_last=drop_last)
-        self._inputs, self._targets = data.tensors
+        self._inputs, self.targets = data.tensors
 
     def windows(self, epoch: int, reorder: Reorder | None = None, reorder_every: int | None = None) -> Iterator[Window]:
         for planned in self.plans(epoch, reorder, reorder_every):
@@ -134,7 +143,7 @@ class TensorSource(_Planned):
 
     def _batch(self, share: Share) -> Batch:
         indices = share.indices
-        return Batch(self._inputs[indices], self._targets[indices], indices, _padding_weights(share))
+        return Batch(self._inputs[indices], self.targets[indices], indices, _padding_weights(share))
 
 
 class IndexedSource(_Planned):
@@ -145,6 +154,7 @@ class IndexedSource(_Planned):
         self._loader = loader
         self._collate = loader.collate_fn
         self._many = getattr(loader.dataset, "__getitems__", None)
+        self.targets = known_targets(loader.dataset)
 
     def windows(self, epoch: int, reorder: Reorder | None = None, reorder_every: int | None = None) -> Iterator[Window]:
         for part, planned in enumerate(self.plans(epoch, reorder, reorder_every)):
@@ -191,30 +201,35 @@ class ForeignSource:
 
     is_indexed = False
     samples: int | None = None
+    targets: Tensor | None = None
 
     def __init__(self, loader: DataLoader[Any], cut: Cut) -> None:
         self._loader = loader
-        self._cut = cut
         self.batch_size = loader.batch_size
+        self._cut = replace(cut, batch_size=loader.batch_size or cut.batch_size)
 
     def windows(self, epoch: int, reorder: Reorder | None = None, reorder_every: int | None = None) -> Iterator[Window]:
         for owner in (self._loader.sampler, self._loader.dataset):
             if hasattr(owner, "set_epoch"):
                 owner.set_epoch(epoch)
         group: list[Batch] = []
+        accumulation = self._cut.accumulation_at(epoch)
         for raw in self._loader:
             group.append(Batch(*split_pair(raw)))
-            if len(group) == self._cut.accumulation:
+            if len(group) == accumulation:
                 yield self._window(group)
                 group = []
         if group:
             yield self._window(group)
 
-    def windows_per_epoch(self) -> int | None:
+    def windows_per_epoch(self, epoch: int) -> int | None:
         try:
-            return -(-len(self._loader) // self._cut.accumulation)
+            return -(-len(self._loader) // self._cut.accumulation_at(epoch))
         except TypeError:
             return None
+
+    def window_size(self, epoch: int) -> int | None:
+        return None if self.batch_size is None else self._cut.accumulation_at(epoch) * self._cut.across
 
     def _window(self, group: list[Batch]) -> Window:
         samples = sum(batch.size for batch in group)
@@ -247,11 +262,36 @@ def open_source(data: DataLoader[Any] | TensorDataset, cut: Cut) -> Source:
     if not _order_is_ours(data):
         return ForeignSource(data, cut)
     _not_empty(data.dataset)
-    own = Cut(data.batch_size or cut.batch_size, cut.accumulation, cut.seed, cut.rank, cut.world_size)
+    own = replace(cut, batch_size=data.batch_size or cut.batch_size)
     shuffle = isinstance(data.sampler, RandomSampler)
     if type(data.dataset) is TensorDataset and len(data.dataset.tensors) == 2 and _has_default_collate(data):
         return TensorSource(data.dataset, own, shuffle=shuffle, drop_last=data.drop_last)
     return IndexedSource(data, own, shuffle=shuffle)
+
+
+def known_targets(data: Any) -> Tensor | None:
+    """Return the targets of a map-style data set where it holds them all.
+
+    Args:
+        data: A TensorDataset of two tensors, a Subset, or a data set with an attribute `targets` or `labels`.
+
+    Returns:
+        [N, ...], or None.
+    """
+    if isinstance(data, Subset):
+        whole = known_targets(data.dataset)
+        return None if whole is None else whole[torch.as_tensor(data.indices)]
+    if isinstance(data, TensorDataset):
+        return data.tensors[1] if len(data.tensors) == 2 else None
+    for name in ("targets", "labels"):
+        held = getattr(data, name, None)
+        if held is None or not hasattr(held, "__len__") or len(held) != len(data):
+            continue
+        try:
+            return torch.as_tensor(held)
+        except (TypeError, ValueError, RuntimeError):  # names instead of numbers, ragged lists
+            return None
+    return None
 
 
 def split_pair(raw: Any) -> tuple[Any, Any]:

@@ -28,6 +28,59 @@ def epoch_order(samples: int, *, seed: int, epoch: int, shuffle: bool = True) ->
 
 
 @dataclass(frozen=True, slots=True)
+class Growth:
+    """How the samples in an update grow: times `factor` after every `every` epochs, up to `limit` samples.
+
+    Source: Smith et al. 2018, Don't Decay the Learning Rate, Increase the Batch Size.
+    """
+
+    factor: float = 1.0
+    every: int = 1
+    limit: int | None = None
+
+    def at(self, epoch: int, *, first: int) -> int:
+        """Return the samples in an update in an epoch, counted from 0, when they begin with `first`."""
+        grown = first * self.factor ** (epoch // self.every)
+        return max(first, round(grown if self.limit is None else min(grown, self.limit)))
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How an epoch is cut.
+
+    Args:
+        batch_size: Samples in a micro-batch on one rank.
+        accumulation: Micro-batches in a window, where `target` does not say otherwise.
+        seed: Of the order.
+        rank: This rank.
+        world_size: Number of ranks.
+        target: Samples in a window over all ranks; None for what `accumulation` gives.
+        growth: How windows grow over the epochs.
+    """
+
+    batch_size: int
+    accumulation: int
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    target: int | None = None
+    growth: Growth = Growth()
+
+    @property
+    def across(self) -> int:
+        """Samples in a micro-batch over all ranks."""
+        return self.batch_size * self.world_size
+
+    def window_at(self, epoch: int) -> int:
+        """Return the samples in a window over all ranks, in an epoch."""
+        return self.growth.at(epoch, first=self.target or self.accumulation * self.across)
+
+    def accumulation_at(self, epoch: int) -> int:
+        """Return the micro-batches in a window, in an epoch."""
+        return max(1, round(self.window_at(epoch) / self.across))
+
+
+@dataclass(frozen=True, slots=True)
 class Share:
     """One rank's part of a micro-batch that all ranks work on.
 
@@ -50,17 +103,17 @@ class PlannedWindow:
 
 
 def plan_windows(
-    order: Tensor, *, batch_size: int, accumulation: int, rank: int = 0, world_size: int = 1, drop_last: bool = False
+    order: Tensor, *, batch_size: int, window: int, rank: int = 0, world_size: int = 1, drop_last: bool = False
 ) -> list[PlannedWindow]:
     """Cut an order into windows of micro-batches and take one rank's share of each.
 
-    A micro-batch holds up to `batch_size` samples on each rank. The last one of the epoch may hold fewer; it is
+    A micro-batch holds up to `batch_size` samples on each rank. The last one of a window may hold fewer; it is
     dealt out as evenly as possible, and nothing is repeated or, unless `drop_last`, left out.
 
     Args:
         order: [M] int64 samples of the epoch, the same on all ranks.
         batch_size: Samples in a micro-batch on one rank.
-        accumulation: Micro-batches in a window.
+        window: Samples in a window, over all ranks.
         rank: This rank.
         world_size: Number of ranks.
         drop_last: Leave out a last micro-batch that is not full.
@@ -69,11 +122,10 @@ def plan_windows(
         The windows in order.
     """
     across = batch_size * world_size
-    usable = len(order) - len(order) % across if drop_last else len(order)
-    chunks = torch.split(order[:usable], across) if usable else ()
+    usable = len(order) - len(order) % min(across, window) if drop_last else len(order)
     windows = []
-    for start in range(0, len(chunks), accumulation):
-        group = chunks[start : start + accumulation]
+    for start in range(0, usable, window):
+        group = torch.split(order[start : min(start + window, usable)], across)
         windows.append(PlannedWindow(tuple(_share(c, rank, world_size) for c in group), sum(len(c) for c in group)))
     return windows
 

@@ -53,6 +53,13 @@ class ScheduleConfig(BaseModel):
     gamma: float = Field(0.1, gt=0, lt=1, description="factor of a drop (step, plateau)")
     patience: int = Field(3, ge=0, description="checks without improvement before a drop (plateau)")
     min_delta: float = Field(1e-4, ge=0, description="smallest fall of the validation loss that counts (plateau)")
+    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
+        "none",
+        description="how the rate follows the samples in an update; a warm-up then rises from the unscaled rate",
+    )
+    reference_batch_size: int = Field(
+        256, ge=1, description="samples in an update for which optimizer.lr is meant (lr_scaling)"
+    )
     warmup_fraction: float = Field(0.3, gt=0, lt=1, description="share of the updates that rise (onecycle)")
 
     @model_validator(mode="after")
@@ -64,6 +71,16 @@ class ScheduleConfig(BaseModel):
         if self.type == "cosine_with_warmup" and self.warmup_steps == 0:
             raise ValueError("type: cosine_with_warmup needs warmup_steps above 0; without warm-up use cosine")
         return self
+
+
+class BatchGrowthConfig(BaseModel):
+    """More samples in an update as training goes on."""
+
+    model_config = STRICT
+
+    factor: float = knob(2.0, ge=1, le=16, search=(1.5, 4.0), doc="by how much the samples in an update are multiplied")
+    every: int = knob(5, ge=1, search=(2, 20), doc="epochs between two multiplications")
+    limit: int | None = Field(None, ge=1, description="most samples in an update; none: no limit")
 
 
 class PrecisionConfig(BaseModel):
@@ -122,6 +139,13 @@ class TrainSettings(BaseModel):
         64, ge=1, le=1_000_000, search=(16, 512, "log"), doc="samples in a micro-batch on one worker"
     )
     gradient_accumulation_steps: int = knob(1, ge=1, le=65536, search=(1, 8, "log"), doc="micro-batches in one update")
+    target_batch_size: int | None = Field(
+        None, ge=1, description="samples in an update over all workers; in place of gradient_accumulation_steps"
+    )
+    batch_growth: BatchGrowthConfig | None = Field(None, description="more samples in an update over the epochs")
+    min_micro_batch: int = Field(
+        1, ge=1, description="smallest micro-batch to which running out of memory may lead; below it the training fails"
+    )
     clip_norm: float | None = Field(None, gt=0, description="largest gradient norm; none: no clipping")
     max_bad_steps: int = Field(
         10, ge=1, description="updates in a row with a loss or gradient that is not finite before giving up"
@@ -138,6 +162,15 @@ class TrainSettings(BaseModel):
     @classmethod
     def _translate_mission_keys(cls, data: Any) -> Any:
         return translate(data)
+
+    @model_validator(mode="after")
+    def _one_way_to_say_how_many_samples(self) -> TrainSettings:
+        if self.target_batch_size is not None and self.gradient_accumulation_steps != 1:
+            raise ValueError(
+                f"target_batch_size ({self.target_batch_size}) and gradient_accumulation_steps "
+                f"({self.gradient_accumulation_steps}) both say how many samples an update has; give one of them"
+            )
+        return self
 
     @property
     def last_epoch(self) -> int:

@@ -45,7 +45,9 @@ def selected(batch: Batch, chosen: Tensor) -> Batch:
     weights = torch.ones(batch.size) if batch.weights is None else batch.weights
     kept = weights[chosen.to(weights.device)]
     total = kept.sum()
-    scaled = kept * (weights.sum() / total) if total > 0 else kept
+    scaled = (
+        kept / total * weights.sum() if total > 0 else kept
+    )  # divided first: a tiny total would make the factor infinite
     indices = None if batch.indices is None else batch.indices[chosen.to(batch.indices.device)]
     return Batch(batch.inputs[chosen], batch.targets[chosen], indices, scaled)
 

@@ -46,6 +46,11 @@ class Trait(StrEnum):
     IMAGES = "images [channels, height, width] as inputs"
     INDEXED_SAMPLES = "a data set whose sample order the trainer controls"
     LOSS_SCALING = "fp16 loss scaling"
+    KNOWN_CLASSES = (
+        "the class of each training sample, known before it is read (a TensorDataset, or a data set with `targets`)"
+    )
+    REPEATED_SAMPLES = "samples drawn several times an epoch"
+    MANY_RANKS = "several workers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,7 @@ class Context:
         rank: This process, from 0.
         world_size: Number of processes.
         device: Where the model lives.
+        targets: [samples, ...] targets of the training set, None where they cannot be had without reading it.
     """
 
     samples: int
@@ -78,6 +84,7 @@ class Context:
     rank: int = 0
     world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    targets: Tensor | None = None
 
 
 class Step(NamedTuple):

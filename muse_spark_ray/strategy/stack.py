@@ -115,13 +115,14 @@ def check_traits(members: Iterable[type[Strategy]], available: Iterable[Trait]) 
         ConfigError: Naming the strategy and what it lacks or cannot stand.
     """
     have = set(available)
-    for member in sorted(members, key=lambda member: (member.stage, member.name)):
+    members = sorted(members, key=lambda member: (member.stage, member.name))
+    for member in members:
         lacking = member.needs - have
         if lacking:
             raise ConfigError(
                 f"strategies.{member.name} needs {_names(lacking)}, which this run does not have. Remove the block to switch it off."
             )
-        clash = member.refuses & have
+        clash = member.refuses & have.union(*(m.makes for m in members if m.stage == member.stage))
         if clash:
             raise ConfigError(
                 f"strategies.{member.name} does not work with {_names(clash)}. Switch one of the two off."

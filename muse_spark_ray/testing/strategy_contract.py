@@ -46,7 +46,7 @@ from muse_spark_ray.strategy import (
 )
 from muse_spark_ray.testing.ranks import on_ranks
 from muse_spark_ray.testing.states import assert_same, foreign_parts, repeatable
-from muse_spark_ray.testing.toys import CLASSES, IMAGE, SAMPLES, toy_net, toy_trainer
+from muse_spark_ray.testing.toys import CLASSES, IMAGE, SAMPLES, blobs, toy_net, toy_trainer
 from muse_spark_ray.training.checkpoint import load_state
 
 EPOCHS, BORDER = 4, 2
@@ -205,8 +205,10 @@ class StrategyContract:
     def build(self, name: str) -> Strategy:
         """Return the strategy as a run would build it for the toy problem, its model prepared."""
         config = train_config({"strategies": self.block(name)}).strategies.switched_on()[name]
-        strategy = strategies()[name](config, Context(SAMPLES, CLASSES))
-        strategy.prepare_model(toy_net())
+        context = Context(SAMPLES, CLASSES, targets=blobs().tensors[1])
+        strategy = strategies()[name](config, context)
+        model = strategy.prepare_model(toy_net())
+        strategy.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.05))
         return strategy
 
 

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from muse_spark_ray.data import Source, Task, split_pair
+from muse_spark_ray.data import Cut, Growth, Source, Task, split_pair
 from muse_spark_ray.strategy import Context, StrategyStack, Trait, check_traits, strategies
 from muse_spark_ray.training.devices import move
 from muse_spark_ray.training.models import build_model
@@ -37,6 +37,13 @@ def plain_module(model: nn.Module) -> nn.Module:
             model = model._orig_mod  # type: ignore[assignment]
         else:
             return model
+
+
+def cut_of(config: TrainConfig, *, rank: int, world_size: int) -> Cut:
+    """Return how a config cuts epochs on a rank."""
+    c = config
+    growth = Growth() if c.batch_growth is None else Growth(**c.batch_growth.model_dump())
+    return Cut(c.batch_size, c.gradient_accumulation_steps, c.seed, rank, world_size, c.target_batch_size, growth)
 
 
 def build_stack(
@@ -64,6 +71,8 @@ def build_stack(
         Trait.PER_SAMPLE_LOSSES: can_be_per_sample(criterion),
         Trait.INDEXED_SAMPLES: source.is_indexed,
         Trait.LOSS_SCALING: precision.kind == "fp16",
+        Trait.KNOWN_CLASSES: context.classes is not None and context.targets is not None,
+        Trait.MANY_RANKS: context.world_size > 1,
     }
     check_traits([known[name] for name in chosen], [trait for trait, holds in offers.items() if holds])
     return StrategyStack([known[name](own, context) for name, own in chosen.items()], context)

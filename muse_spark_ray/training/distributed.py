@@ -65,6 +65,9 @@ def spread(model: nn.Module, world: World, stack: StrategyStack) -> nn.Module:
     if world.size == 1 or isinstance(model, DistributedDataParallel):
         return model
     wrapped = DistributedDataParallel(model, device_ids=[world.device.index] if world.device.type == "cuda" else None)
+    # The first rank's buffers are the ones that count, and `share_buffers` hands them out before each evaluation.
+    # Without a broadcast in the forward pass, a rank may cut its micro-batches on its own.
+    wrapped.broadcast_buffers = False
     hook = stack.comm_hook()
     if hook is not None:
         wrapped.register_comm_hook(*hook)
@@ -81,7 +84,7 @@ def gradient_sync(model: nn.Module, *, is_last: bool) -> AbstractContextManager[
 def share_buffers(model: nn.Module, world: World) -> None:
     """Give all ranks the first one's buffers, such as BatchNorm statistics, of which each rank keeps its own.
 
-    DDP does so before the next training pass; without it ranks would evaluate, and keep, different models.
+    Without it ranks would evaluate, and keep, different models.
     """
     if world.size > 1:
         for buffer in model.buffers():

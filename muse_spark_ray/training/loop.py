@@ -7,8 +7,9 @@ called (`Run` knows from the start), and a window is read, weighed and booked wi
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from math import isfinite as is_finite
 
 import torch
@@ -21,6 +22,7 @@ from muse_spark_ray.training.devices import to_device
 from muse_spark_ray.training.diagnose import DivergedError, bad_steps_diagnosis
 from muse_spark_ray.training.distributed import World, gradient_sync, sum_over_ranks
 from muse_spark_ray.training.glance import Glance
+from muse_spark_ray.training.memory import cut_window, make_room
 from muse_spark_ray.training.objective import Objective
 from muse_spark_ray.training.precision import Precision
 from muse_spark_ray.training.schedules import Schedule
@@ -36,6 +38,9 @@ class Run:
         prepares: Batches are moved or changed before the forward pass.
         finishes: Gradients are unscaled, clipped or measured after the backward pass.
         watches: Strategies act before or after updates.
+        repeats: The optimizer asks for the window's gradients again, at other weights, within its step.
+        min_micro_batch: Micro-batches are never cut below this many samples.
+        micro_batch: Most samples in a pass since memory ran out; None as long as it has not.
     """
 
     module: nn.Module
@@ -50,6 +55,8 @@ class Run:
     clock: PhaseClock
     clip_norm: float | None
     max_bad_steps: int
+    min_micro_batch: int = 1
+    micro_batch: int | None = None
     epoch: int = 0
     updates: int = 0
     skipped_steps: int = 0
@@ -61,6 +68,7 @@ class Run:
     prepares: bool = field(init=False)
     finishes: bool = field(init=False)
     watches: bool = field(init=False)
+    repeats: bool = field(init=False)
 
     def __post_init__(self) -> None:
         is_alone = self.world.size == 1
@@ -68,6 +76,7 @@ class Run:
         self.is_plain = is_alone and self.precision.kind == "off"
         self.prepares = self.world.device.type != "cpu" or self.stack.uses("transform_batch")
         self.watches = self.stack.uses("before_update") or self.stack.uses("after_update")
+        self.repeats = getattr(self.optimizer, "repeats_window", False)
         self.finishes = not is_alone or self.clip_norm is not None or self.precision.scaler is not None
 
 
@@ -100,7 +109,8 @@ def train_epoch(run: Run, *, epochs: int) -> EpochTotals:
     """
     run.model.train()
     run.parameters = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
-    run.schedule.plan_epoch(epoch=run.epoch, epochs=epochs, windows=run.source.windows_per_epoch())
+    windows_ahead, batch = run.source.windows_per_epoch(run.epoch), run.source.window_size(run.epoch)
+    run.schedule.plan_epoch(epoch=run.epoch, epochs=epochs, windows=windows_ahead, batch=batch)
     loss_sum = weight_sum = waited = 0.0
     samples = count = 0
     norm: float | None = None
@@ -111,10 +121,13 @@ def train_epoch(run: Run, *, epochs: int) -> EpochTotals:
         waited += clock() - asked
         if window is None:
             break
-        weight = window_weight(run, window) if run.objective.weighs_classes else window.weight
+        if run.micro_batch is not None:
+            cut_window(window, run.micro_batch)
+        weight = window_weight(run, window) if run.objective.weighs else window.weight
         step = Step(run.epoch, run.updates)
         loss, norm = accumulate_gradients(run, window, weight, step)
-        if apply_update(run, loss, norm, step):
+        again = partial(repeat_window, run, window, weight, step) if run.repeats else None
+        if apply_update(run, loss, norm, step, again):
             loss_sum += loss * weight
             weight_sum += weight
         samples += window.samples
@@ -126,7 +139,20 @@ def train_epoch(run: Run, *, epochs: int) -> EpochTotals:
 
 
 def accumulate_gradients(run: Run, window: Window, weight: float, step: Step) -> tuple[float, float | None]:
-    """Add up the gradients of a window's mean loss.
+    """Add up the gradients of a window's mean loss; if memory runs out, again with smaller micro-batches.
+
+    Returns:
+        As `sum_gradients`.
+    """
+    while True:
+        try:
+            return sum_gradients(run, window, weight, step)
+        except torch.OutOfMemoryError as error:
+            make_room(run, window, error)
+
+
+def sum_gradients(run: Run, window: Window, weight: float, step: Step) -> tuple[float, float | None]:
+    """Pass a window's micro-batches forward and backward.
 
     Each micro-batch contributes its share of the window's weight, so a last window with fewer or smaller
     micro-batches is the exact mean over its samples.
@@ -135,9 +161,12 @@ def accumulate_gradients(run: Run, window: Window, weight: float, step: Step) ->
         (mean loss of the window as this rank sees it, norm of the gradients before clipping or None).
     """
     glance, losses = run.glance, []
+    kept: list[Batch] = []
     last = len(window.batches) - 1
     for index, raw in enumerate(window.batches):
         batch = prepared(run, raw, step) if run.prepares else raw
+        if run.repeats:
+            kept.append(batch)
         if run.is_plain:
             loss = run.objective(run.model(batch.inputs), batch, step, weight)
         else:
@@ -154,11 +183,41 @@ def accumulate_gradients(run: Run, window: Window, weight: float, step: Step) ->
         else:
             with gradient_sync(run.model, is_last=index == last):
                 run.precision.backward(loss)
+    if run.repeats:
+        window.batches[:] = kept
     return glance.total(losses), finish_gradients(run) if run.finishes else None
 
 
-def apply_update(run: Run, loss: float, norm: float | None, step: Step) -> bool:
+def repeat_window(run: Run, window: Window, weight: float, step: Step) -> None:
+    """Put the gradients of the same window, at the weights as they are now, in place of the present ones.
+
+    Batches are used as the strategies left them. They have no indices now, so that nobody takes down losses that do
+    not belong to the weights of the training.
+    """
+    for parameter in run.parameters:
+        parameter.grad = None
+    last = len(window.batches) - 1
+    for index, batch in enumerate(window.batches):
+        unnamed = batch.with_(indices=None)
+        with gradient_sync(run.model, is_last=index == last), run.precision.autocast():
+            loss = run.objective(run.model(unnamed.inputs), unnamed, step, weight)
+        with gradient_sync(run.model, is_last=index == last):
+            run.precision.backward(loss)
+    if run.finishes:
+        finish_gradients(run)
+
+
+def apply_update(
+    run: Run, loss: float, norm: float | None, step: Step, again: Callable[[], None] | None = None
+) -> bool:
     """Step the optimizer, unless the loss or the gradient is not finite; count what happened.
+
+    Args:
+        run: The training.
+        loss: Mean loss of the window as this rank sees it.
+        norm: Norm of its gradients before clipping, None if not taken.
+        step: Where training stands.
+        again: Computes the window's gradients again; for optimizers that look at them at other weights.
 
     Returns:
         True if the weights changed.
@@ -170,7 +229,7 @@ def apply_update(run: Run, loss: float, norm: float | None, step: Step) -> bool:
     if run.precision.scaler is not None or not (is_bad or (norm is not None and not is_finite(norm))):
         if run.watches:
             run.stack.before_update(run.module, step)
-        stepped = run.precision.step(run.optimizer)
+        stepped = run.precision.step(run.optimizer, again)
     run.schedule.attempted(stepped=stepped)
     if stepped:
         run.updates += 1
@@ -206,7 +265,7 @@ def finish_gradients(run: Run) -> float | None:
 
 
 def window_weight(run: Run, window: Window) -> float:
-    """Weigh each sample by its class; return the sum over all ranks."""
+    """Weigh each sample by its labels; return the sum over all ranks."""
     return sum_over_ranks([run.objective.weigh(window)], run.world)[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -54,14 +55,21 @@ class Precision:
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 
-    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+    def step(self, optimizer: torch.optim.Optimizer, again: Callable[[], None] | None = None) -> bool:
         """Update the weights.
+
+        Args:
+            optimizer: Whose gradients are unscaled.
+            again: Passed to `step` as its closure, for an optimizer that needs the gradients at other weights.
 
         Returns:
             False if the scaler left the update out because a gradient overflowed.
         """
         if self.scaler is None:
-            optimizer.step()
+            if again is None:
+                optimizer.step()
+            else:
+                optimizer.step(again)  # type: ignore[arg-type]
             return True
         scale = self.scaler.get_scale()
         self.scaler.step(optimizer)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from muse_spark_ray.errors import ConfigError
 from muse_spark_ray.spec.train import ScheduleConfig
 
 _DIVIDE_FIRST, _DIVIDE_LAST = 25.0, 1e4
@@ -37,6 +38,37 @@ def one_cycle(progress: float, *, rising: float) -> float:
     return last + (1.0 - last) * cosine((progress - rising) / (1.0 - rising))
 
 
+def lr_scale(config: ScheduleConfig, batch: int | None) -> float:
+    """Return by what the rate is multiplied for an update of `batch` samples.
+
+    Source: Goyal et al. 2017, section 2.1 (linear); Krizhevsky 2014, One Weird Trick, section 5 (square root).
+
+    Raises:
+        ConfigError: If the rate is to follow the batch size and that is not known.
+    """
+    if config.lr_scaling == "none":
+        return 1.0
+    if batch is None:
+        raise ConfigError(
+            f"schedule.lr_scaling is {config.lr_scaling}, but the loader does not say its batch size. Set it to none."
+        )
+    ratio = batch / config.reference_batch_size
+    return ratio if config.lr_scaling == "linear" else math.sqrt(ratio)
+
+
+def warm_up(progress: float, *, scale: float) -> float:
+    """Return the factor during a warm-up: from 0, or from the unscaled rate where the full one is larger.
+
+    Args:
+        progress: Share of the warm-up that is done after the next update, in (0, 1].
+        scale: Factor at its end.
+
+    Source: Goyal et al. 2017, section 2.2, gradual warm-up.
+    """
+    first = 1.0 if scale > 1.0 else 0.0
+    return first + (scale - first) * progress
+
+
 class Schedule:
     """Sets the learning rate of each parameter group to its base rate times the factor of the schedule.
 
@@ -49,21 +81,27 @@ class Schedule:
         self._optimizer = optimizer
         self._config = config
         self._base = [float(group.setdefault("initial_lr", group["lr"])) for group in optimizer.param_groups]
-        self._is_constant = config.type == "constant" and config.warmup_steps == 0
+        self._is_constant = config.type == "constant" and config.warmup_steps == 0 and config.lr_scaling == "none"
+        self._scale = 1.0
         self.updates = 0
         self._progress = 0.0
         self._left: int | None = None
         self._epochs: int | None = None
         self._plateau_factor, self._plateau_best, self._plateau_waits = 1.0, math.inf, 0
 
-    def plan_epoch(self, *, epoch: int, epochs: int, windows: int | None) -> None:
-        """Say how many updates are still to come.
+    def plan_epoch(self, *, epoch: int, epochs: int, windows: int | None, batch: int | None = None) -> None:
+        """Say how many updates are still to come, and how large they are.
 
         Args:
             epoch: Epochs done.
             epochs: Epochs in all.
             windows: Updates planned for this epoch, None if not known.
+            batch: Samples in an update, None if not known.
+
+        Raises:
+            ConfigError: If the rate is to follow the batch size and that is not known.
         """
+        self._scale = lr_scale(self._config, batch)
         if self._epochs not in (None, epochs):
             self._progress = epoch / epochs
         self._epochs = epochs
@@ -100,7 +138,10 @@ class Schedule:
         """Return the factor for the next update."""
         c, k = self._config, self.updates
         if k < self._warmup:
-            return (k + 1) / self._warmup
+            return warm_up((k + 1) / self._warmup, scale=self._scale)
+        return self._scale * self._form(c, k)
+
+    def _form(self, c: ScheduleConfig, k: int) -> float:
         if c.type == "step":
             return c.gamma ** (k // (c.step_size or 1))
         if c.type in ("cosine", "cosine_with_warmup"):

@@ -33,6 +33,7 @@ def snapshot(run: Run, *, best: Best, history: list[Metrics], seconds: float) ->
             "updates": run.updates,
             "skipped_steps": run.skipped_steps,
             "bad_steps": run.bad_steps,
+            "micro_batch": run.micro_batch,
         },
         "best": best.state_dict(),
         "history": history,

@@ -17,12 +17,19 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from muse_spark_ray.cost import Phase, PhaseClock
-from muse_spark_ray.data import Cut, open_source
+from muse_spark_ray.data import open_source
 from muse_spark_ray.errors import ConfigError
 from muse_spark_ray.spec.load import train_config
 from muse_spark_ray.strategy import Context, Step
 from muse_spark_ray.training.best import Best
-from muse_spark_ray.training.build import build_stack, default_optimizer, look_at_sample, note_batch_norm, plain_module
+from muse_spark_ray.training.build import (
+    build_stack,
+    cut_of,
+    default_optimizer,
+    look_at_sample,
+    note_batch_norm,
+    plain_module,
+)
 from muse_spark_ray.training.checkpoint import Checkpoints
 from muse_spark_ray.training.diagnose import DivergedError, explained
 from muse_spark_ray.training.distributed import join_world, share_buffers, spread
@@ -86,20 +93,20 @@ class MuseSparkTrainer:
         c = self.config
         torch.use_deterministic_algorithms(c.deterministic)
         world = join_world(c.device)
-        cut = Cut(c.batch_size, c.gradient_accumulation_steps, c.seed, world.rank, world.size)
+        cut = cut_of(c, rank=world.rank, world_size=world.size)
         source = open_source(train_loader, cut)
         module = plain_module(model).to(world.device)
         look = partial(look_at_sample, module, train_loader, world.device)
         criterion = criterion if criterion is not None else default_criterion(look().classes)
         precision = Precision(c.precision, world.device)
-        context = Context(source.samples or 0, None, c.seed, world.rank, world.size, world.device)
+        context = Context(source.samples or 0, None, c.seed, world.rank, world.size, world.device, source.targets)
         stack = build_stack(c, context, criterion, precision, source, look)
         module = stack.prepare_model(module)
         if world.is_first:
-            note_batch_norm(module, source.batch_size, c.gradient_accumulation_steps)
+            note_batch_norm(module, source.batch_size, cut.accumulation_at(0))
         optimizer = stack.wrap_optimizer(optimizer if optimizer is not None else default_optimizer(module, c))
         wrapped = spread(model if module is plain_module(model) else module, world, stack)
-        objective = Objective(criterion, stack, world_size=world.size)
+        objective = Objective(criterion, stack, world_size=world.size, targets=source.targets)
         schedule = Schedule(optimizer, c.schedule)
         self._run = Run(
             module,
@@ -114,6 +121,7 @@ class MuseSparkTrainer:
             clock or PhaseClock(),
             c.clip_norm,
             c.max_bad_steps,
+            c.min_micro_batch,
         )
         self._validation = val_loader
         self._best = Best(c.task.metric, higher_is_better=c.task.metric == "accuracy")
@@ -200,6 +208,7 @@ class MuseSparkTrainer:
             "skipped_steps": run.skipped_steps,
             "bad_steps": run.bad_steps,
             "effective_batch_size": self._effective_batch_size(),
+            "micro_batch": run.micro_batch or run.source.batch_size,
             "world_size": run.world.size,
             "device": str(run.world.device),
             "precision": run.precision.kind,
@@ -261,8 +270,8 @@ class MuseSparkTrainer:
         }
 
     def _effective_batch_size(self) -> int | None:
-        size = self._run.source.batch_size
-        return None if size is None else size * self.config.gradient_accumulation_steps * self._run.world.size
+        """Samples in an update in the epoch that ended last, or comes first."""
+        return self._run.source.window_size(max(self._run.epoch - 1, 0))
 
     def _keep_best(self, metrics: Metrics) -> None:
         if self._best.metric == "accuracy" and metrics["accuracy"] is None and self._best.value is None:

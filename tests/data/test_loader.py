@@ -80,7 +80,7 @@ def test_each_kind_of_data_has_the_same_order_and_cut(kind: str) -> None:
     assert windows == seen(open_source(tensors(22), CUT), epoch=3)
     assert sorted(flat(windows)) == list(range(22))
     assert [[len(batch) for batch in window] for window in windows] == [[4, 4], [4, 4], [4, 2]]
-    assert source.windows_per_epoch() == 3
+    assert source.windows_per_epoch(0) == 3
     assert windows != seen(source, epoch=4)
 
 
@@ -121,7 +121,7 @@ def test_the_loaders_own_settings_hold(shuffle: bool, drop_last: bool) -> None:
     assert isinstance(source, IndexedSource)
     batches = [batch for window in seen(source) for batch in window]
     assert [len(batch) for batch in batches] == ([3, 3, 3] if drop_last else [3, 3, 3, 1])
-    assert source.windows_per_epoch() == 2
+    assert source.windows_per_epoch(0) == 2
     if not shuffle:
         assert [i for batch in batches for i in batch] == list(range(9 if drop_last else 10))
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muse_spark_ray.data import epoch_order, plan_windows
+from muse_spark_ray.data import Cut, Growth, epoch_order, plan_windows
 
 SAMPLES = st.integers(1, 60)
 
@@ -37,7 +37,7 @@ def test_all_ranks_together_see_each_sample_once(
         plan_windows(
             order,
             batch_size=batch_size,
-            accumulation=accumulation,
+            window=accumulation * batch_size * world_size,
             rank=rank,
             world_size=world_size,
             drop_last=drop_last,
@@ -64,9 +64,9 @@ def test_the_samples_of_a_window_do_not_depend_on_the_number_of_ranks(
 ) -> None:
     """The same global batch gives the same updates on one rank and on many."""
     order = epoch_order(samples, seed=1, epoch=0)
-    alone = plan_windows(order, batch_size=per_rank * world_size, accumulation=2)
+    alone = plan_windows(order, batch_size=per_rank * world_size, window=2 * per_rank * world_size)
     shared = [
-        plan_windows(order, batch_size=per_rank, accumulation=2, rank=rank, world_size=world_size)
+        plan_windows(order, batch_size=per_rank, window=2 * per_rank * world_size, rank=rank, world_size=world_size)
         for rank in range(world_size)
     ]
     for index, window in enumerate(alone):
@@ -77,9 +77,24 @@ def test_the_samples_of_a_window_do_not_depend_on_the_number_of_ranks(
 
 @pytest.mark.parametrize(("left", "sizes"), [(12, [4, 4, 4]), (10, [4, 3, 3]), (2, [1, 1, 1])])
 def test_a_rest_is_dealt_out_evenly_and_no_rank_is_left_without_a_batch_data_7(left: int, sizes: list[int]) -> None:
-    plans = [
-        plan_windows(torch.arange(left), batch_size=4, accumulation=1, rank=rank, world_size=3) for rank in range(3)
-    ]
+    plans = [plan_windows(torch.arange(left), batch_size=4, window=12, rank=rank, world_size=3) for rank in range(3)]
     assert [len(plan[0].shares[0].indices) for plan in plans] == sizes
     assert [plan[0].shares[0].is_padding for plan in plans] == [False, False, left < 3]
     assert {plan[0].samples for plan in plans} == {left}
+
+
+@given(SAMPLES, st.integers(1, 9), st.integers(1, 40), st.integers(1, 4))
+def test_a_window_of_any_size_holds_exactly_its_samples(
+    samples: int, batch_size: int, window: int, world_size: int
+) -> None:
+    plan = plan_windows(torch.arange(samples), batch_size=batch_size, window=window, world_size=world_size)
+    assert [w.samples for w in plan[:-1]] == [window] * (samples // window - (samples % window == 0))
+    assert sum(w.samples for w in plan) == samples
+    assert all(len(share.indices) <= batch_size for w in plan for share in w.shares)
+
+
+def test_windows_grow_to_their_limit() -> None:
+    cut = Cut(batch_size=8, accumulation=2, world_size=2, growth=Growth(factor=2.0, every=3, limit=100))
+    assert [cut.window_at(epoch) for epoch in range(10)] == [32, 32, 32, 64, 64, 64, 100, 100, 100, 100]
+    assert cut.accumulation_at(9) == 6
+    assert Cut(batch_size=8, accumulation=1, target=100).window_at(5) == 100

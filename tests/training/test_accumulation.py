@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -88,3 +90,69 @@ def test_every_sample_counts_once_an_epoch(accumulation: int, batch_size: int) -
 def test_a_criterion_that_sums_is_refused() -> None:
     with pytest.raises(ConfigError, match="reduction='sum'"):
         trained(small_net(), in_order(blobs(), 8), epochs=1, criterion=nn.CrossEntropyLoss(reduction="sum"))
+
+
+class Tagger(nn.Module):
+    """Scores [B, 3, T] for tokens [B, T]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(5, 3)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.table(tokens)
+        return scores.transpose(1, 2)
+
+
+def _sentences() -> TensorDataset:
+    torch.manual_seed(1)
+    tokens, labels = torch.randint(5, (12, 6)), torch.randint(3, (12, 6))
+    labels[torch.arange(12)[:, None] % 6 < torch.arange(6)[None]] = -100
+    return TensorDataset(tokens, labels)
+
+
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 2.0, 4.0])])
+@pytest.mark.parametrize("strategies", [{}, {"adaptive_sampling": {"warmup_epochs": 5}}])
+def test_ignored_tokens_weigh_nothing_however_windows_are_cut(weight: Any, strategies: dict[str, Any]) -> None:
+    """The gradient of a window is that of the mean over its tokens, as torch's criterion takes it in one batch."""
+    whole, cut, data = Tagger(), Tagger(), _sentences()
+    loss = nn.CrossEntropyLoss(weight=weight)(whole(data.tensors[0]), data.tensors[1])
+    loss.backward()
+    optimizer = torch.optim.SGD(cut.parameters(), lr=0.0)
+    log = GradientLog(optimizer)
+    trainer = MuseSparkTrainer(
+        cut,
+        optimizer,
+        nn.CrossEntropyLoss(weight=weight),
+        in_order(data, 5),
+        data,
+        {"gradient_accumulation_steps": 3, "strategies": strategies},
+    )
+    history = trainer.fit(1)["history"]
+    assert whole.table.weight.grad is not None
+    assert log.gradients[0] == pytest.approx(whole.table.weight.grad.flatten().tolist(), abs=1e-6)
+    assert history[0]["train_loss"] == pytest.approx(loss.item(), abs=1e-6)
+    assert history[0]["val_loss"] == pytest.approx(loss.item(), abs=1e-6)
+
+
+def test_ignored_class_ids_weigh_nothing() -> None:
+    x, y = torch.eye(3)[torch.arange(6) % 3], torch.tensor([0, -100, 1, 2, -100, -100])
+    model = nn.Linear(3, 3)
+    expected = nn.CrossEntropyLoss()(model(x), y).item()
+    trainer = trained(model, in_order(TensorDataset(x, y), 2), epochs=1, lr=0.0, gradient_accumulation_steps=3)
+    assert trainer.history[0]["train_loss"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_target_batch_size_sets_the_samples_of_an_update() -> None:
+    trainer = trained(
+        nn.Linear(4, 3), in_order(blobs(96), 8), epochs=2, target_batch_size=20, batch_growth={"every": 1, "limit": 48}
+    )
+    report = trainer.get_training_report()
+    assert [epoch["effective_batch_size"] for epoch in report["history"]] == [20, 40]
+    assert report["updates"] == 5 + 3
+
+
+def test_two_ways_to_say_the_samples_of_an_update_are_refused() -> None:
+    with pytest.raises(ConfigError, match="target_batch_size"):
+        trained(nn.Linear(4, 3), blobs(), epochs=1, target_batch_size=20, gradient_accumulation_steps=2)

@@ -100,3 +100,24 @@ def test_each_parameter_group_keeps_its_own_base_rate() -> None:
         model, optimizer, nn.MSELoss(), data, None, {"schedule": {"type": "cosine", "warmup_steps": 4}}
     ).fit(epochs=1)
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.75, 0.075])
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("linear", 4.0), ("sqrt", 2.0), ("none", 1.0)])
+def test_the_rate_follows_the_batch_size(rule: str, factor: float) -> None:
+    trainer, rates = _trainer(32, {"type": "constant", "lr_scaling": rule, "reference_batch_size": 2}, batch=8)
+    trainer.fit(epochs=1)
+    assert rates == pytest.approx([0.1 * factor] * 4)
+
+
+def test_a_warm_up_rises_from_the_unscaled_rate_to_the_scaled_one() -> None:
+    schedule = {"type": "constant", "lr_scaling": "linear", "reference_batch_size": 2, "warmup_steps": 3}
+    trainer, rates = _trainer(40, schedule, batch=8)
+    trainer.fit(epochs=1)
+    assert rates == pytest.approx([0.2, 0.3, 0.4, 0.4, 0.4])
+
+
+def test_the_rate_grows_with_the_batch() -> None:
+    schedule = {"type": "constant", "lr_scaling": "sqrt", "reference_batch_size": 4}
+    trainer, rates = _trainer(16, schedule, batch=4, batch_growth={"factor": 4.0, "every": 1})
+    trainer.fit(epochs=2)
+    assert rates == pytest.approx([0.1] * 4 + [0.2])
