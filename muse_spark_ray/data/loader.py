@@ -73,8 +73,12 @@ class Source(Protocol):
         """Yield the windows of one epoch."""
         ...
 
-    def windows_per_epoch(self, epoch: int) -> int | None:
-        """Return how many windows that epoch has if it uses all samples."""
+    def read(self) -> Iterator[Batch]:
+        """Yield this rank's share of all samples once, in the stored order; nothing if the order is not ours."""
+        ...
+
+    def windows_per_epoch(self, epoch: int, samples: int | None = None) -> int | None:
+        """Return how many windows that epoch has if it uses so many samples; None: all of them."""
         ...
 
     def window_size(self, epoch: int) -> int | None:
@@ -94,10 +98,17 @@ class _Planned:
         self._shuffle = shuffle
         self._drop_last = drop_last
 
-    def windows_per_epoch(self, epoch: int) -> int:
+    def own_shares(self) -> list[Share]:
+        """Cut this rank's share of all samples into micro-batches."""
+        c = self._cut
+        own = torch.tensor_split(torch.arange(self.samples), c.world_size)[c.rank]
+        return [Share(part) for part in torch.split(own, c.batch_size)] if len(own) else []
+
+    def windows_per_epoch(self, epoch: int, samples: int | None = None) -> int:
+        count = self.samples if samples is None else samples
         window = self._cut.window_at(epoch)
         unit = min(self._cut.across, window)
-        usable = self.samples - self.samples % unit if self._drop_last else self.samples
+        usable = count - count % unit if self._drop_last else count
         return -(-usable // window)
 
     def window_size(self, epoch: int) -> int:
@@ -141,6 +152,9 @@ class TensorSource(_Planned):
             for window in planned:
                 yield Window([self._batch(share) for share in window.shares], window.samples, window.samples)
 
+    def read(self) -> Iterator[Batch]:
+        return map(self._batch, self.own_shares())
+
     def _batch(self, share: Share) -> Batch:
         indices = share.indices
         return Batch(self._inputs[indices], self.targets[indices], indices, _padding_weights(share))
@@ -159,10 +173,7 @@ class IndexedSource(_Planned):
     def windows(self, epoch: int, reorder: Reorder | None = None, reorder_every: int | None = None) -> Iterator[Window]:
         for part, planned in enumerate(self.plans(epoch, reorder, reorder_every)):
             shares = [share for window in planned for share in window.shares]
-            if self._loader.num_workers == 0:
-                fetched: Iterator[Any] = map(self._fetch, shares)
-            else:
-                fetched = self._fetch_by_workers(shares, seeded(self._cut.seed, epoch, part, self._cut.rank))
+            fetched = self._fetch_all(shares, seeded(self._cut.seed, epoch, part, self._cut.rank))
             for window in planned:
                 # No name holds a batch here, so that its memory is free when the next one is made.
                 batches = [
@@ -170,6 +181,14 @@ class IndexedSource(_Planned):
                 ]
                 yield Window(batches, window.samples, window.samples)
                 del batches
+
+    def read(self) -> Iterator[Batch]:
+        shares = self.own_shares()
+        for share, raw in zip(shares, self._fetch_all(shares, seeded(self._cut.seed, self._cut.rank)), strict=True):
+            yield Batch(*split_pair(raw), share.indices)
+
+    def _fetch_all(self, shares: list[Share], seed: torch.Generator) -> Iterator[Any]:
+        return map(self._fetch, shares) if self._loader.num_workers == 0 else self._fetch_by_workers(shares, seed)
 
     def _fetch(self, share: Share) -> Any:
         indices = share.indices.tolist()
@@ -222,7 +241,10 @@ class ForeignSource:
         if group:
             yield self._window(group)
 
-    def windows_per_epoch(self, epoch: int) -> int | None:
+    def read(self) -> Iterator[Batch]:
+        return iter(())
+
+    def windows_per_epoch(self, epoch: int, samples: int | None = None) -> int | None:
         try:
             return -(-len(self._loader) // self._cut.accumulation_at(epoch))
         except TypeError:

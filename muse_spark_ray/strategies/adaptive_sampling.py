@@ -124,6 +124,7 @@ class AdaptiveSampling(Strategy):
 
     stage = Stage.SAMPLES
     needs = frozenset({Trait.PER_SAMPLE_LOSSES, Trait.INDEXED_SAMPLES})
+    refuses = frozenset({Trait.REPEATED_SAMPLES})
     card = Card(
         saves="forward and backward passes on samples that teach little",
         costs="one float a sample; one sort per selection",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from muse_spark_ray.strategy import Card, Context, Stage, Step, Strategy, StrategyConfig, knob
+from muse_spark_ray.strategy import Card, Context, Stage, Step, Strategy, StrategyConfig, Trait, knob
 
 
 def warm_decay(decay: float, updates: int) -> float:
@@ -32,6 +32,7 @@ class ExponentialMovingAverage(Strategy):
     """Evaluate and keep an average of the weights over the last updates; training itself is untouched."""
 
     stage = Stage.AVERAGE
+    refuses = frozenset({Trait.CHANGING_SHAPES})
     card = Card(
         saves="the last part of a decaying schedule: the average is good earlier",
         costs="one more copy of the model; one pass over the weights an update",

@@ -32,6 +32,8 @@ class FocalLoss(Strategy):
 
     stage = Stage.LOSS
     needs = frozenset({Trait.CLASS_TARGETS, Trait.PER_SAMPLE_LOSSES})
+    makes = frozenset({Trait.OWN_LOSS})
+    refuses = frozenset({Trait.OWN_LOSS})
     card = Card(
         saves="accuracy on rare classes",
         costs="one softmax of the outputs",

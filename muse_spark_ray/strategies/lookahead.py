@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from muse_spark_ray.strategy import Card, Context, Stage, Step, Strategy, StrategyConfig, knob
+from muse_spark_ray.strategy import Card, Context, Stage, Step, Strategy, StrategyConfig, Trait, knob
 
 
 @torch.no_grad()
@@ -30,6 +30,7 @@ class Lookahead(Strategy):
     """Every k updates, set the weights back between where they were then and where they are now."""
 
     stage = Stage.UPDATE
+    refuses = frozenset({Trait.CHANGING_SHAPES})
     card = Card(
         saves="the tuning of the learning rate; the variance of large ones",
         costs="one more copy of the weights; one pass over them every k updates",

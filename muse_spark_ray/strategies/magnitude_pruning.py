@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from muse_spark_ray.strategy import Card, Context, Stage, Step, Strategy, StrategyConfig, knob
+from muse_spark_ray.strategy import Card, Context, Stage, Step, Strategy, StrategyConfig, Trait, knob
 
 Pattern = Literal["unstructured", "2:4"]
 _GROUP, _KEPT = 4, 2
@@ -61,6 +61,7 @@ class MagnitudePruning(Strategy):
     """
 
     stage = Stage.UPDATE
+    refuses = frozenset({Trait.CHANGING_SHAPES})
     card = Card(
         saves="size of the compressed model; inference time with kernels that use the pattern",
         costs="one multiplication of the weights an update, one sort of them every few updates",

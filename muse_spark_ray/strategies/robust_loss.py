@@ -53,6 +53,8 @@ class RobustLoss(Strategy):
 
     stage = Stage.LOSS
     needs = frozenset({Trait.CLASS_TARGETS, Trait.PER_SAMPLE_LOSSES})
+    makes = frozenset({Trait.OWN_LOSS})
+    refuses = frozenset({Trait.OWN_LOSS})
     card = Card(
         saves="accuracy lost to wrong labels",
         costs="one softmax of the outputs",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from muse_spark_ray.strategy import Card, Context, Stage, Step, Strategy, StrategyConfig, knob
+from muse_spark_ray.strategy import Card, Context, Stage, Step, Strategy, StrategyConfig, Trait, knob
 
 
 @torch.no_grad()
@@ -32,6 +32,7 @@ class StochasticWeightAveraging(Strategy):
     """Evaluate and keep the mean of the weights since a chosen epoch; training itself is untouched."""
 
     stage = Stage.AVERAGE
+    refuses = frozenset({Trait.CHANGING_SHAPES})
     card = Card(
         saves="the last part of a schedule: a constant rate and the mean end where a falling rate would",
         costs="one more copy of the model; one pass over the weights every few updates",

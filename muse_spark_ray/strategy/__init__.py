@@ -1,5 +1,6 @@
 """The strategy contract: what a strategy declares, the hooks it may use, how many become one."""
 
+from muse_spark_ray.strategy.blocks import change_forward, named_blocks
 from muse_spark_ray.strategy.contract import (
     HOOKS,
     Batch,
@@ -33,11 +34,13 @@ __all__ = [
     "StrategyStack",
     "Trait",
     "as_probabilities",
+    "change_forward",
     "check_traits",
     "declared_distributions",
     "import_object",
     "knob",
     "mix",
+    "named_blocks",
     "seeded",
     "strategies",
 ]

@@ -17,7 +17,7 @@ weight of a window is therefore known before its first backward pass, which keep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any, ClassVar, NamedTuple
@@ -25,6 +25,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
+
+from muse_spark_ray.cost import PhaseClock
 
 
 class Stage(IntEnum):
@@ -50,7 +52,8 @@ class Trait(StrEnum):
         "the class of each training sample, known before it is read (a TensorDataset, or a data set with `targets`)"
     )
     REPEATED_SAMPLES = "samples drawn several times an epoch"
-    MANY_RANKS = "several workers"
+    CHANGING_SHAPES = "layers that lose channels on the way"
+    OWN_LOSS = "another loss in place of the criterion's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,13 @@ class Card:
     pays: str
     hurts: str
     source: str
+
+
+Review = Callable[[nn.Module], Iterator[tuple["Batch", Any, Tensor | None]]]
+"""Passes all training samples through a model in eval mode, without gradients: (batch, outputs, losses [B]).
+
+Each rank passes its share. Losses are None where the criterion cannot tell those of single samples.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,9 @@ class Context:
         world_size: Number of processes.
         device: Where the model lives.
         targets: [samples, ...] targets of the training set, None where they cannot be had without reading it.
+        review: Passes all training samples through a model; None where their order is not the trainer's.
+        clock: Where time is booked.
+        example: Inputs of one sample on the device, [1, ...].
     """
 
     samples: int
@@ -85,13 +98,20 @@ class Context:
     world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     targets: Tensor | None = None
+    review: Review | None = None
+    clock: PhaseClock = field(default_factory=PhaseClock)
+    example: Any = None
 
 
 class Step(NamedTuple):
-    """Where training stands: epochs and applied optimizer updates, both counted from 0."""
+    """Where training stands: epochs and applied optimizer updates, both counted from 0.
+
+    At the end of an epoch, `epochs_left` says how many follow as far as is known; None within an epoch.
+    """
 
     epoch: int
     update: int
+    epochs_left: int | None = None
 
 
 @dataclass(slots=True)
@@ -127,15 +147,34 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a strategy asks of the loop at the end of an epoch.
+    """What a strategy asks of the loop at the end of an epoch, and what it tells of itself.
 
     Args:
         stop: End the training here.
         reason: Why, in words for the report.
+        lr_factor: Multiply the learning rate by this from now on.
+        restart_schedule: Begin the schedule anew, for the updates that are left.
+        reshaped: The model has other parameters to train than before, or others of them.
+        metrics: Numbers for this epoch's record.
     """
 
     stop: bool = False
     reason: str = ""
+    lr_factor: float = 1.0
+    restart_schedule: bool = False
+    reshaped: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def __add__(self, other: Decision) -> Decision:
+        """Return both as one."""
+        return Decision(
+            self.stop or other.stop,
+            "; ".join(filter(None, (self.reason, other.reason))),
+            self.lr_factor * other.lr_factor,
+            self.restart_schedule or other.restart_schedule,
+            self.reshaped or other.reshaped,
+            {**self.metrics, **other.metrics},
+        )
 
 
 class StrategyConfig(BaseModel):
@@ -194,6 +233,9 @@ CommHook = tuple[object, Callable[[object, Any], Any]]
 class Strategy:
     """Base of all strategies; a member overrides only the hooks it uses.
 
+    `reorder_every` asks for a new order after so many updates within an epoch; `epoch_samples` says how many samples
+    an epoch has where a strategy draws another number than the data set holds.
+
     What a strategy remembers is a tensor or a plain number returned by `state_dict`, so that a checkpoint
     can be loaded without running code.
     """
@@ -206,6 +248,7 @@ class Strategy:
     card: ClassVar[Card]
     Config: ClassVar[type[StrategyConfig]] = StrategyConfig
     reorder_every: int | None = None
+    epoch_samples: int | None = None
 
     def __init__(self, config: Any, context: Context) -> None:
         self.config = config
@@ -263,6 +306,13 @@ class Strategy:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+
+    def rebuild_model(self, state: Mapping[str, Any]) -> None:
+        """Give the model the architecture that it had when `state_dict` returned `state`, before weights are loaded."""
+
+    def report(self) -> dict[str, Any]:
+        """Return what the training report should say of this strategy: plain values."""
+        return {}
 
 
 HOOKS = (

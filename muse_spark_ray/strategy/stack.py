@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -31,6 +33,7 @@ class StrategyStack(Strategy):
         self._after = tuple(m.after_update for m in self._users["after_update"])
         frequencies = [m.reorder_every for m in self.members if m.reorder_every]
         self.reorder_every = min(frequencies) if frequencies else None
+        self.epoch_samples = next((m.epoch_samples for m in self.members if m.epoch_samples), None)
 
     def uses(self, hook: str) -> bool:
         """Say if any member overrides `hook`."""
@@ -86,8 +89,15 @@ class StrategyStack(Strategy):
         return model
 
     def after_epoch(self, metrics: Mapping[str, Any], step: Step) -> Decision | None:
-        decisions = [member.after_epoch(metrics, step) for member in self._users["after_epoch"]]
-        return next((decision for decision in decisions if decision is not None and decision.stop), None)
+        decisions = [d for m in self._users["after_epoch"] if (d := m.after_epoch(metrics, step)) is not None]
+        return functools.reduce(operator.add, decisions) if decisions else None
+
+    def report(self) -> dict[str, Any]:
+        return {member.name: told for member in self.members if (told := member.report())}
+
+    def rebuild_model(self, state: Mapping[str, Any]) -> None:
+        for member in self.members:
+            member.rebuild_model(state.get(member.name, {}))
 
     def state_dict(self) -> dict[str, Any]:
         return {member.name: member.state_dict() for member in self.members}
@@ -122,7 +132,7 @@ def check_traits(members: Iterable[type[Strategy]], available: Iterable[Trait]) 
             raise ConfigError(
                 f"strategies.{member.name} needs {_names(lacking)}, which this run does not have. Remove the block to switch it off."
             )
-        clash = member.refuses & have.union(*(m.makes for m in members if m.stage == member.stage))
+        clash = member.refuses & have.union(*(m.makes for m in members if m.stage == member.stage and m is not member))
         if clash:
             raise ConfigError(
                 f"strategies.{member.name} does not work with {_names(clash)}. Switch one of the two off."

@@ -37,10 +37,8 @@ def toy_net() -> nn.Sequential:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         return nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(FEATURES, 16),
-            nn.Unflatten(1, (8, 2)),
-            nn.BatchNorm1d(8),
+            nn.Conv2d(1, 8, (1, 2)),
+            nn.BatchNorm2d(8),
             nn.ReLU(),
             nn.Flatten(),
             nn.Dropout(0.2),

@@ -38,6 +38,12 @@ class Best:
         self.weights = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
         return True
 
+    def forget_other_shapes(self, model: nn.Module) -> None:
+        """Look for the best epoch anew if the weights that were kept no longer fit the model."""
+        now = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        if {name: tensor.shape for name, tensor in self.weights.items()} != now:
+            self.value, self.epoch, self.weights = None, None, {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
         return {"value": self.value, "epoch": self.epoch, "weights": self.weights}

@@ -64,7 +64,7 @@ def build_stack(
         return StrategyStack((), context)
     known = strategies()
     sample = look()
-    context = replace(context, classes=sample.classes)
+    context = replace(context, classes=sample.classes, example=sample.inputs)
     offers = {
         Trait.IMAGES: sample.is_image,
         Trait.CLASS_TARGETS: context.classes is not None,
@@ -72,7 +72,6 @@ def build_stack(
         Trait.INDEXED_SAMPLES: source.is_indexed,
         Trait.LOSS_SCALING: precision.kind == "fp16",
         Trait.KNOWN_CLASSES: context.classes is not None and context.targets is not None,
-        Trait.MANY_RANKS: context.world_size > 1,
     }
     check_traits([known[name] for name in chosen], [trait for trait, holds in offers.items() if holds])
     return StrategyStack([known[name](own, context) for name, own in chosen.items()], context)
@@ -112,17 +111,19 @@ class Sample:
     Args:
         classes: Number of classes, None if targets are no class ids.
         is_image: Inputs are float tensors [channels, height, width].
+        inputs: Of the sample, on the device, [1, ...].
     """
 
     classes: int | None
     is_image: bool
+    inputs: Any
 
 
 def look_at_sample(model: nn.Module, data: DataLoader[Any] | TensorDataset, device: torch.device) -> Sample:
     """Read one sample and pass it through the model in eval mode; neither changes."""
     inputs, targets = _first_sample(data)
     is_image = isinstance(inputs, torch.Tensor) and inputs.ndim == 4 and inputs.is_floating_point()
-    return Sample(_count_classes(model, inputs, targets, device), is_image)
+    return Sample(_count_classes(model, inputs, targets, device), is_image, move(inputs, device))
 
 
 @torch.no_grad()

@@ -13,9 +13,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from muse_spark_ray.errors import ConfigError
 from muse_spark_ray.strategy import StrategyStack
 
 _NOTHING = nullcontext()
+_MADE_FOR = "parameters_it_was_made_for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,38 @@ def spread(model: nn.Module, world: World, stack: StrategyStack) -> nn.Module:
     # The first rank's buffers are the ones that count, and `share_buffers` hands them out before each evaluation.
     # Without a broadcast in the forward pass, a rank may cut its micro-batches on its own.
     wrapped.broadcast_buffers = False
+    setattr(wrapped, _MADE_FOR, _trained_parameters(model))
     hook = stack.comm_hook()
     if hook is not None:
         wrapped.register_comm_hook(*hook)
     return wrapped
+
+
+def spread_again(model: nn.Module, module: nn.Module, world: World, stack: StrategyStack) -> nn.Module:
+    """Wrap a model anew, after the set or the shapes of its trained parameters changed.
+
+    Args:
+        model: As it was wrapped; the caller must not use it any more.
+        module: The plain model in it.
+        world: This rank among its peers.
+        stack: The strategies.
+    """
+    if world.size == 1 or not isinstance(model, DistributedDataParallel):
+        return model
+    made_for = getattr(model, _MADE_FOR, None)
+    if made_for == _trained_parameters(module):
+        return model
+    if made_for is None:
+        raise ConfigError(
+            "a strategy changed which parameters are trained, but the model came wrapped in DistributedDataParallel.",
+            hint="give MuseSparkTrainer the plain model; it wraps it itself",
+        )
+    del model.reducer  # its hooks on the parameters go with it
+    return spread(module, world, stack)
+
+
+def _trained_parameters(module: nn.Module) -> list[int]:
+    return [id(parameter) for parameter in module.parameters() if parameter.requires_grad]
 
 
 def gradient_sync(model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:

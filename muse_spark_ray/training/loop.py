@@ -109,7 +109,10 @@ def train_epoch(run: Run, *, epochs: int) -> EpochTotals:
     """
     run.model.train()
     run.parameters = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
-    windows_ahead, batch = run.source.windows_per_epoch(run.epoch), run.source.window_size(run.epoch)
+    windows_ahead, batch = (
+        run.source.windows_per_epoch(run.epoch, run.stack.epoch_samples),
+        run.source.window_size(run.epoch),
+    )
     run.schedule.plan_epoch(epoch=run.epoch, epochs=epochs, windows=windows_ahead, batch=batch)
     loss_sum = weight_sum = waited = 0.0
     samples = count = 0

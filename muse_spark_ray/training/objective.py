@@ -48,7 +48,7 @@ class Objective:
         self.weighs = self._class_weights is not None or self._ignored is not None
         needs_samples = stack.uses("loss") or stack.uses("transform_batch") or self.weighs
         self.is_per_sample = reduction == "none" or (reduction is not None and needs_samples)
-        self._criterion = _per_sample(criterion) if self.is_per_sample else criterion
+        self._criterion = per_sample(criterion) if self.is_per_sample else criterion
         self._stack = stack
         self._world_size = world_size
 
@@ -131,7 +131,8 @@ def can_be_per_sample(criterion: Criterion) -> bool:
     return hasattr(criterion, "reduction")
 
 
-def _per_sample(criterion: Any) -> Criterion:
+def per_sample(criterion: Any) -> Criterion:
+    """Return a copy of a criterion that gives one loss a sample and does not weigh classes."""
     own = copy.deepcopy(criterion)
     own.reduction = "none"
     if getattr(own, "weight", None) is not None:

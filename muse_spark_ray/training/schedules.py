@@ -85,6 +85,7 @@ class Schedule:
         self._scale = 1.0
         self.updates = 0
         self._progress = 0.0
+        self._begun = 0
         self._left: int | None = None
         self._epochs: int | None = None
         self._plateau_factor, self._plateau_best, self._plateau_waits = 1.0, math.inf, 0
@@ -113,13 +114,24 @@ class Schedule:
     def attempted(self, *, stepped: bool) -> None:
         """Note one window; only an update that was applied moves the schedule on."""
         if stepped:
-            if self._left is not None and self.updates >= self._config.warmup_steps:
+            if self._left is not None and self.updates - self._begun >= self._config.warmup_steps:
                 self._progress += (1.0 - self._progress) / max(self._left, 1)
             self.updates += 1
         if self._left is not None:
             self._left -= 1
         if stepped and not self._is_constant:
             self._apply()
+
+    def scale_by(self, factor: float) -> None:
+        """Multiply the rate by a factor from now on."""
+        self._plateau_factor *= factor
+        self._is_constant = self._is_constant and self._plateau_factor == 1.0
+        self._apply()
+
+    def restart(self) -> None:
+        """Begin the form anew; one that ends with the training does so over the updates that are left."""
+        self._begun, self._progress, self._plateau_factor = self.updates, 0.0, 1.0
+        self._apply()
 
     def check(self, value: float | None) -> None:
         """Give the plateau form the epoch's validation loss; a loss that is not a number is no improvement."""
@@ -136,10 +148,10 @@ class Schedule:
 
     def factor(self) -> float:
         """Return the factor for the next update."""
-        c, k = self._config, self.updates
+        c, k = self._config, self.updates - self._begun
         if k < self._warmup:
-            return warm_up((k + 1) / self._warmup, scale=self._scale)
-        return self._scale * self._form(c, k)
+            return self._plateau_factor * warm_up((k + 1) / self._warmup, scale=self._scale)
+        return self._plateau_factor * self._scale * self._form(c, k)
 
     def _form(self, c: ScheduleConfig, k: int) -> float:
         if c.type == "step":
@@ -151,7 +163,7 @@ class Schedule:
             return cosine(((k - self._warmup) % length) / length)
         if c.type == "onecycle":
             return one_cycle(self._progress, rising=c.warmup_fraction)
-        return self._plateau_factor
+        return 1.0
 
     @property
     def lr(self) -> float:
@@ -163,6 +175,7 @@ class Schedule:
         return {
             "updates": self.updates,
             "progress": self._progress,
+            "begun": self._begun,
             "epochs": self._epochs,
             "base": self._base,
             "plateau": [self._plateau_factor, self._plateau_best, self._plateau_waits],
@@ -172,8 +185,10 @@ class Schedule:
         """Restore the counters and with them the rate of the next update."""
         self.updates, self._progress, self._epochs = int(state["updates"]), float(state["progress"]), state["epochs"]
         self._base = [float(rate) for rate in state["base"]]
+        self._begun = int(state.get("begun", 0))
         factor, best, waits = state["plateau"]
         self._plateau_factor, self._plateau_best, self._plateau_waits = float(factor), float(best), int(waits)
+        self._is_constant = self._is_constant and self._plateau_factor == 1.0
         self._apply()
 
     @property

@@ -50,6 +50,7 @@ def restore(run: Run, best: Best, state: dict[str, Any], *, where: Path) -> tupl
     Raises:
         ConfigError: If the model or the strategies are not those that were saved.
     """
+    run.stack.rebuild_model(state["strategies"])
     _load_model(run, state["model"], where)
     run.optimizer.load_state_dict(state["optimizer"])
     run.schedule.load_state_dict(state["schedule"])

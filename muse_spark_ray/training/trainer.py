@@ -20,7 +20,7 @@ from muse_spark_ray.cost import Phase, PhaseClock
 from muse_spark_ray.data import open_source
 from muse_spark_ray.errors import ConfigError
 from muse_spark_ray.spec.load import train_config
-from muse_spark_ray.strategy import Context, Step
+from muse_spark_ray.strategy import Context, Decision, Step
 from muse_spark_ray.training.best import Best
 from muse_spark_ray.training.build import (
     build_stack,
@@ -32,12 +32,13 @@ from muse_spark_ray.training.build import (
 )
 from muse_spark_ray.training.checkpoint import Checkpoints
 from muse_spark_ray.training.diagnose import DivergedError, explained
-from muse_spark_ray.training.distributed import join_world, share_buffers, spread
+from muse_spark_ray.training.distributed import join_world, share_buffers, spread, spread_again
 from muse_spark_ray.training.evaluate import Evaluation, evaluate
 from muse_spark_ray.training.loop import EpochTotals, Run, train_epoch
 from muse_spark_ray.training.objective import Criterion, Objective, default_criterion
 from muse_spark_ray.training.precision import Precision
 from muse_spark_ray.training.records import EpochRecord, Metrics, OnEpoch, best_of, percent, strict_json
+from muse_spark_ray.training.review import Review
 from muse_spark_ray.training.schedules import Schedule
 from muse_spark_ray.training.state import restore, snapshot
 
@@ -99,7 +100,11 @@ class MuseSparkTrainer:
         look = partial(look_at_sample, module, train_loader, world.device)
         criterion = criterion if criterion is not None else default_criterion(look().classes)
         precision = Precision(c.precision, world.device)
-        context = Context(source.samples or 0, None, c.seed, world.rank, world.size, world.device, source.targets)
+        clock = clock or PhaseClock()
+        review = Review(source, criterion, precision, world) if source.is_indexed else None
+        context = Context(
+            source.samples or 0, None, c.seed, world.rank, world.size, world.device, source.targets, review, clock
+        )
         stack = build_stack(c, context, criterion, precision, source, look)
         module = stack.prepare_model(module)
         if world.is_first:
@@ -118,7 +123,7 @@ class MuseSparkTrainer:
             schedule,
             source,
             world,
-            clock or PhaseClock(),
+            clock,
             c.clip_norm,
             c.max_bad_steps,
             c.min_micro_batch,
@@ -213,6 +218,7 @@ class MuseSparkTrainer:
             "device": str(run.world.device),
             "precision": run.precision.kind,
             "strategies": [member.name for member in run.stack.members],
+            "strategy_reports": run.stack.report(),
             "history": self._history,
         }
         result: dict[str, Any] = strict_json(report)
@@ -232,18 +238,33 @@ class MuseSparkTrainer:
         metrics = self._metrics(totals, evaluation, seconds, run.skipped_steps - skipped, run.bad_steps - bad)
         self._history.append(metrics)
         run.schedule.check(metrics["val_loss"])
-        decision = run.stack.after_epoch(metrics, Step(run.epoch, run.updates))
         self._keep_best(metrics)
+        decision = run.stack.after_epoch(metrics, Step(run.epoch, run.updates, last - run.epoch)) or Decision()
+        self._follow(decision, metrics)
         is_last = run.epoch >= last
         checkpoint = self._save_if_due(is_last=is_last)
         spans = tuple(run.clock.drain())
         record = EpochRecord(run.epoch, metrics, spans, spans[-1].end, checkpoint)
         asked_to_stop = on_epoch(record) if on_epoch is not None else False
-        if decision is not None:
+        if decision.stop:
             self._verdict["stop_reason"] = decision.reason
         elif asked_to_stop and not is_last:
             self._verdict |= {"state": "stopped", "stop_reason": "asked to stop"}
-        return decision is not None or asked_to_stop
+        return decision.stop or asked_to_stop
+
+    def _follow(self, decision: Decision, metrics: Metrics) -> None:
+        """Do what the strategies have decided at the end of an epoch."""
+        run = self._run
+        metrics.update(decision.metrics)
+        if decision.reason:
+            logger.info("epoch %d: %s", run.epoch, decision.reason)
+        if decision.restart_schedule:
+            run.schedule.restart()
+        if decision.lr_factor != 1.0:
+            run.schedule.scale_by(decision.lr_factor)
+        if decision.reshaped:
+            self._best.forget_other_shapes(run.module)
+            run.model = spread_again(run.model, run.module, run.world, run.stack)
 
     def _evaluate(self) -> Evaluation | None:
         if self._validation is None:
@@ -311,6 +332,7 @@ class MuseSparkTrainer:
         saved, state = found
         self._history, self._seconds = restore(self._run, self._best, state, where=saved.path)
         self._saved_epoch = saved.epoch
+        self._run.model = spread_again(self._run.model, self._run.module, self._run.world, self._run.stack)
         self._verdict["resumed_from"] = saved.epoch
         logger.info("resumed from %s: %d epochs are done", saved.path, saved.epoch)
 

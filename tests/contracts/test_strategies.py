@@ -13,13 +13,20 @@ class TestStrategies(StrategyContract):
     names = tuple(strategies())
     # Images of 2 x 2 pixels and 8 updates an epoch: what acts later or on larger images by default must act here.
     settings: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "activation_checkpointing": {"blocks": "2 4"},
         "adaptive_sampling": {"update_freq": 2},
+        "compile": {"backend": "aot_eager"},
         "crop_flip": {"padding": 0},
         "cutout": {"size": 0.3},
         "distillation": {"teacher": "muse_spark_ray.testing.toys:toy_teacher", "weight": 0.2},
         "early_stopping": {"patience": 50},
+        "layer_freezing": {"begin": 1, "over": 3},
         "magnitude_pruning": {"begin": 3, "end": 20, "every": 4},
+        "plateau": {"patience": 1, "min_delta": 0.1, "action": "perturb", "noise": 0.01},
         "progressive_resizing": {"multiple": 2},
         "robust_loss": {"q": 0.3},
+        "sequence_warmup": {"multiple": 1},
+        "stochastic_depth": {"blocks": "1 2"},
+        "structured_pruning": {"begin": 1, "plan": "iterative", "steps": 2, "ratio": 0.3},
         "swa": {"start_epoch": 1, "every": 2},
     }
