@@ -9,23 +9,28 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from pydantic import model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from muse_spark_ray.strategy import (
     Batch,
     Card,
     Context,
+    Decision,
     Stage,
     Step,
     Strategy,
     StrategyConfig,
     Trait,
     knob,
+    load_module,
     seeded,
 )
 
 Rule = Literal["high_loss", "medium_loss", "curriculum", "importance"]
 Pacing = Literal["linear", "root", "step"]
+Scoring = Literal["running", "full", "proxy"]
+MODEL_NAMES = ("build_proxy", "make_proxy", "proxy", "build_model", "make_model", "model")
+_EDGES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, float("inf"))
 _PACING_STEPS = 4
 _SMALLEST_LOSS = 1e-6
 
@@ -117,9 +122,10 @@ def pace(progress: float, *, start: float, form: Pacing) -> float:
 class AdaptiveSampling(Strategy):
     """Train each epoch on the samples that the current losses single out.
 
-    Losses come from the training passes themselves, smoothed per sample; no extra pass. Samples not seen yet
-    always stay in, samples whose last loss was not finite stay out until a full epoch, and every `full_every`-th
-    epoch uses everything, so that no loss grows stale. A curriculum has no full epochs before its end.
+    Losses come from the training passes themselves, smoothed per sample, without an extra pass; or from a pass over all
+    samples before each selection (`scoring: full`); or once, from another model (`proxy`). Samples not seen yet always
+    stay in, samples whose last loss was not finite stay out until a full epoch, and every `full_every`-th epoch uses
+    everything, so that no loss grows stale. A curriculum has no full epochs before its end.
     """
 
     stage = Stage.SAMPLES
@@ -152,12 +158,26 @@ class AdaptiveSampling(Strategy):
         pacing_epochs: int = knob(10, ge=1, doc="epochs until a curriculum uses all samples")
         outliers: float = knob(0.0, ge=0, lt=1, doc="share with the largest losses that no rule takes, as likely wrong")
         unbiased: bool = knob(False, doc="importance: weigh samples by the inverse of how probable they were")
+        clip: float | None = knob(
+            None, gt=0, doc="losses above this count as this, against outliers; none: no clipping"
+        )
+        scoring: Scoring = knob(
+            "running", doc="where losses come from: training passes, a pass over all samples, or a small model's pass"
+        )
+        proxy: str | None = knob(
+            None, doc="proxy: module:function or path.py:function that returns the model that scores"
+        )
+        proxy_weights: str | None = knob(
+            None, doc="proxy: file of its weights, a state dict or the state.pt of a checkpoint"
+        )
         smoothing: float = knob(0.5, ge=0, lt=1, doc="weight of a sample's old loss when a new one comes in")
 
         @model_validator(mode="after")
         def _band_is_open(self) -> AdaptiveSampling.Config:
             if self.low >= self.high:
                 raise ValueError(f"low ({self.low}) must be below high ({self.high})")
+            if (self.scoring == "proxy") != (self.proxy is not None):
+                raise ValueError("scoring: proxy and proxy: 'module:function' belong together; set both or neither")
             return self
 
     def __init__(self, config: Any, context: Context) -> None:
@@ -167,6 +187,17 @@ class AdaptiveSampling(Strategy):
         self._seen = torch.zeros(context.samples, dtype=torch.bool)
         self._fresh: list[tuple[Tensor, Tensor]] = []
         self._probability: Tensor | None = None
+        self._model: nn.Module = nn.Module()
+        self._share = 1.0
+        self._histograms: list[list[int]] = []
+        if config.proxy is not None:
+            self._proxy = load_module(
+                config.proxy, config.proxy_weights, names=MODEL_NAMES, what="strategies.adaptive_sampling.proxy"
+            ).to(context.device)
+
+    def prepare_model(self, model: nn.Module) -> nn.Module:
+        self._model = model
+        return model
 
     def transform_batch(self, batch: Batch, step: Step) -> Batch:
         if self._probability is None or batch.indices is None or batch.weight == 0:
@@ -176,7 +207,7 @@ class AdaptiveSampling(Strategy):
         return batch.with_(weights=weights * (own.sum() / weights.sum()))
 
     def loss(self, losses: Tensor, outputs: Any, batch: Batch, step: Step) -> Tensor:
-        if batch.indices is not None:
+        if batch.indices is not None and self.config.scoring == "running":
             self._fresh.append((batch.indices, losses.detach()))
         return losses
 
@@ -186,9 +217,42 @@ class AdaptiveSampling(Strategy):
         c = self.config
         is_full = step.epoch % c.full_every == 0 and c.strategy != "curriculum"
         if step.epoch < c.warmup_epochs or is_full:
+            self._share = 1.0
             return order
+        self._score()
         chosen = self._choose(without_outliers(self._losses, c.outliers) if c.outliers else self._losses, step)
-        return order[(chosen | ~self._seen)[order]]
+        kept = order[(chosen | ~self._seen)[order]]
+        self._share = len(kept) / max(len(order), 1)
+        return kept
+
+    def _score(self) -> None:
+        """Let a model pass over all samples, where losses do not come from the training."""
+        c, review = self.config, self.context.review
+        if c.scoring == "running" or review is None or (c.scoring == "proxy" and bool(self._seen.all())):
+            return
+        for batch, _, losses in review(self._model if c.scoring == "full" else self._proxy):
+            if losses is not None and batch.indices is not None:
+                self._fresh.append((batch.indices, losses))
+        self._losses.fill_(torch.nan)
+        self._take_in_fresh_losses()
+
+    def after_epoch(self, metrics: Mapping[str, Any], step: Step) -> Decision | None:
+        """Tell how difficult the samples are now."""
+        self._take_in_fresh_losses()
+        known = self._losses[torch.isfinite(self._losses)]
+        if not len(known):
+            return None
+        counts = torch.histogram(known.double(), torch.tensor(_EDGES, dtype=torch.float64)).hist
+        self._histograms.append([int(count) for count in counts])
+        low, middle, high = torch.quantile(
+            known[:: max(1, len(known) // 100_000)], torch.tensor([0.1, 0.5, 0.9])
+        ).tolist()
+        found = {"difficulty_p10": low, "difficulty_p50": middle, "difficulty_p90": high, "selected_share": self._share}
+        return Decision(metrics=found)
+
+    def report(self) -> dict[str, Any]:
+        """Return the histogram of the samples' losses after each epoch."""
+        return {"loss_edges": list(_EDGES[:-1]), "difficulty": self._histograms}
 
     def _choose(self, losses: Tensor, step: Step) -> Tensor:
         c = self.config
@@ -206,16 +270,25 @@ class AdaptiveSampling(Strategy):
 
     def state_dict(self) -> dict[str, Any]:
         self._take_in_fresh_losses()
-        return {"losses": self._losses.clone(), "seen": self._seen.clone()}
+        return {
+            "losses": self._losses.clone(),
+            "seen": self._seen.clone(),
+            "share": self._share,
+            "histograms": [list(counts) for counts in self._histograms],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._losses = state["losses"].clone()
         self._seen = state["seen"].clone()
+        self._share = float(state["share"])
+        self._histograms = [list(counts) for counts in state["histograms"]]
         self._fresh = []
 
     def _take_in_fresh_losses(self) -> None:
         """Merge what this and the other ranks saw since the last time, so that all choose alike."""
         indices, losses = self._gather()
+        if self.config.clip is not None:
+            losses = losses.clamp_max(self.config.clip)
         self._fresh = []
         known = self._seen[indices] & torch.isfinite(self._losses[indices])
         mixed = torch.where(known, self._losses[indices].lerp(losses, 1.0 - self.config.smoothing), losses)

@@ -33,6 +33,7 @@ class CropFlip(Strategy):
     """Shift each image by some pixels and mirror half of them."""
 
     stage = Stage.BATCH
+    makes = frozenset({Trait.CHANGED_INPUTS})
     needs = frozenset({Trait.IMAGES})
     card = Card(
         saves="accuracy that would take more data; loader workers, since whole batches are changed on the device",

@@ -51,7 +51,7 @@ class CutMix(Strategy):
 
     stage = Stage.BATCH
     needs = frozenset({Trait.CLASS_TARGETS, Trait.IMAGES})
-    makes = frozenset({Trait.SOFT_TARGETS})
+    makes = frozenset({Trait.CHANGED_INPUTS, Trait.SOFT_TARGETS})
     card = Card(
         saves="accuracy that would take more data",
         costs="one copy of the batch",

@@ -33,6 +33,7 @@ class Cutout(Strategy):
     """Blank a square of each image at a random place."""
 
     stage = Stage.BATCH
+    makes = frozenset({Trait.CHANGED_INPUTS})
     needs = frozenset({Trait.IMAGES})
     card = Card(
         saves="accuracy that would take more data",

@@ -13,7 +13,8 @@ from muse_spark_ray.strategy import Card, Context, Decision, Stage, Step, Strate
 class EarlyStopping(Strategy):
     """End a training whose metric has not improved for some checks, or has reached its target.
 
-    A check is the end of an epoch. A value that is not a number is no improvement.
+    A check is the end of an epoch. A value that is not a number is no improvement. A limit of seconds ends what would
+    cost more than it may.
     """
 
     stage = Stage.UPDATE
@@ -31,6 +32,9 @@ class EarlyStopping(Strategy):
         metric: Literal["val_loss", "accuracy", "train_loss"] = knob("val_loss", doc="what is watched")
         patience: int = knob(5, ge=1, search=(2, 10), doc="checks (epochs) without improvement before the end")
         min_delta: float = knob(0.0, ge=0, doc="smallest change that is an improvement, in units of the metric")
+        max_seconds: float | None = knob(
+            None, gt=0, doc="end after the epoch in which this much time was spent on training, evaluation not counted"
+        )
         target: float | None = knob(None, doc="end as soon as the metric is at least as good as this")
 
     def __init__(self, config: Any, context: Context) -> None:
@@ -38,6 +42,7 @@ class EarlyStopping(Strategy):
         self._sign = 1.0 if config.metric == "accuracy" else -1.0
         self._best: float | None = None
         self._waits = 0
+        self._seconds = 0.0
 
     def after_epoch(self, metrics: Mapping[str, Any], step: Step) -> Decision | None:
         c, value = self.config, metrics[self.config.metric]
@@ -48,6 +53,10 @@ class EarlyStopping(Strategy):
             )
         if c.target is not None and self._sign * (value - c.target) >= 0:
             return Decision(stop=True, reason=f"{c.metric} has reached its target: {value:.6g} against {c.target:g}")
+        if self._is_too_expensive(metrics):
+            return Decision(
+                stop=True, reason=f"{self._seconds:.0f} s of training reach the limit of {c.max_seconds:g} s"
+            )
         is_better = self._best is None or self._sign * (value - self._best) > c.min_delta
         if math.isfinite(value) and is_better:
             self._best, self._waits = float(value), 0
@@ -58,8 +67,15 @@ class EarlyStopping(Strategy):
         best = "no finite value yet" if self._best is None else f"best {self._best:.6g}"
         return Decision(stop=True, reason=f"{c.metric} has not improved for {self._waits} epochs ({best})")
 
+    def _is_too_expensive(self, metrics: Mapping[str, Any]) -> bool:
+        limit, speed = self.config.max_seconds, metrics.get("samples_per_second")
+        if limit is not None and speed:
+            self._seconds += metrics["samples"] / speed
+        return limit is not None and self._seconds >= limit
+
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self._best, "waits": self._waits}
+        return {"best": self._best, "waits": self._waits, "seconds": self._seconds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._best, self._waits = state["best"], int(state["waits"])
+        self._seconds = float(state.get("seconds", 0.0))

@@ -13,7 +13,7 @@ class Mixup(Strategy):
 
     stage = Stage.BATCH
     needs = frozenset({Trait.CLASS_TARGETS})
-    makes = frozenset({Trait.SOFT_TARGETS})
+    makes = frozenset({Trait.CHANGED_INPUTS, Trait.SOFT_TARGETS})
     card = Card(
         saves="accuracy that would take more data",
         costs="one pass over the batch in memory",

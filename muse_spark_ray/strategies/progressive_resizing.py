@@ -28,6 +28,7 @@ class ProgressiveResizing(Strategy):
     """
 
     stage = Stage.BATCH
+    makes = frozenset({Trait.CHANGED_INPUTS})
     needs = frozenset({Trait.IMAGES})
     card = Card(
         saves="compute of early epochs: half the side is a quarter of the work",

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from muse_spark_ray.errors import ConfigError
-from muse_spark_ray.strategy import Batch, Card, Stage, Step, Strategy, StrategyConfig, knob
+from muse_spark_ray.strategy import Batch, Card, Stage, Step, Strategy, StrategyConfig, Trait, knob
 
 
 def length_at(update: int, full: int, *, start: int, updates: int, multiple: int) -> int:
@@ -25,6 +25,7 @@ class SequenceWarmup(Strategy):
     """
 
     stage = Stage.BATCH
+    makes = frozenset({Trait.CHANGED_INPUTS})
     card = Card(
         saves="compute of early updates; allows larger batches and rates",
         costs="the tokens cut off are not seen in that epoch",

@@ -15,7 +15,7 @@ from muse_spark_ray.strategy.contract import (
     declared_distributions,
     knob,
 )
-from muse_spark_ray.strategy.factories import import_object
+from muse_spark_ray.strategy.factories import import_object, load_module
 from muse_spark_ray.strategy.randomness import seeded
 from muse_spark_ray.strategy.registry import strategies
 from muse_spark_ray.strategy.stack import StrategyStack, check_traits
@@ -39,6 +39,7 @@ __all__ = [
     "declared_distributions",
     "import_object",
     "knob",
+    "load_module",
     "mix",
     "named_blocks",
     "seeded",

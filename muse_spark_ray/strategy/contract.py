@@ -52,6 +52,7 @@ class Trait(StrEnum):
         "the class of each training sample, known before it is read (a TensorDataset, or a data set with `targets`)"
     )
     REPEATED_SAMPLES = "samples drawn several times an epoch"
+    CHANGED_INPUTS = "inputs that differ from the stored ones"
     CHANGING_SHAPES = "layers that lose channels on the way"
     OWN_LOSS = "another loss in place of the criterion's"
 
@@ -253,6 +254,11 @@ class Strategy:
     def __init__(self, config: Any, context: Context) -> None:
         self.config = config
         self.context = context
+
+    @classmethod
+    def refused_by(cls, config: Any) -> frozenset[Trait]:
+        """Return what the strategy does not work with when it is set so; by default `refuses`."""
+        return cls.refuses
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         """Return the model to train; called once, before the optimizer exists."""

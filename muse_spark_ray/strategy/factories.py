@@ -9,6 +9,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+from torch import nn
+
 from muse_spark_ray.errors import ConfigError
 
 
@@ -26,7 +29,7 @@ def import_object(reference: str, *, names: tuple[str, ...], what: str) -> Any:
     place, _, name = reference.rpartition(":") if not reference.endswith(".py") else (reference, "", "")
     if not place:
         raise ConfigError(f"{what} is {reference!r}; write module:function or path.py:function.")
-    module = _load_module(place, reference, what)
+    module = _load_place(place, reference, what)
     wanted = (name,) if name else names
     for each in wanted:
         if hasattr(module, each):
@@ -36,7 +39,42 @@ def import_object(reference: str, *, names: tuple[str, ...], what: str) -> Any:
     )
 
 
-def _load_module(place: str, reference: str, what: str) -> ModuleType:
+def load_module(reference: str, weights: str | None, *, names: tuple[str, ...], what: str) -> nn.Module:
+    """Build a model in eval mode, without gradients, by a function of the user's.
+
+    Args:
+        reference: As for `import_object`; a function that returns a module, or the module itself.
+        weights: File of its weights: a state dict, the `state.pt` of a checkpoint, or safetensors; None leaves it as built.
+        names: As for `import_object`.
+        what: Key of the config, for messages.
+
+    Raises:
+        ConfigError: If the function or the file of weights cannot be used.
+    """
+    made = import_object(reference, names=names, what=what)
+    module = made if isinstance(made, nn.Module) else made()
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"{what}: {reference} returned a {type(module).__name__}; it must return a torch.nn.Module.")
+    if weights is not None:
+        try:
+            module.load_state_dict(_read_weights(weights))
+        except Exception as error:  # a missing, damaged or foreign file each fail in their own way
+            first = str(error).splitlines()[0]
+            raise ConfigError(f"{what}: the weights {weights!r} cannot be loaded: {first}") from error
+    return module.eval().requires_grad_(False)
+
+
+def _read_weights(path: str) -> dict[str, Any]:
+    if path.endswith(".safetensors"):
+        from safetensors.torch import load_file as load_tensors
+
+        return dict(load_tensors(path))
+    saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    inner: dict[str, Any] = saved.get("model", saved)
+    return inner
+
+
+def _load_place(place: str, reference: str, what: str) -> ModuleType:
     if not place.endswith(".py"):
         try:
             return importlib.import_module(place)

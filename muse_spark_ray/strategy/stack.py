@@ -114,25 +114,27 @@ class StrategyStack(Strategy):
             member.load_state_dict(state[member.name])
 
 
-def check_traits(members: Iterable[type[Strategy]], available: Iterable[Trait]) -> None:
+def check_traits(chosen: Iterable[tuple[type[Strategy], Any]], available: Iterable[Trait]) -> None:
     """Refuse combinations that cannot work, before anything is paid for.
 
     Args:
-        members: The strategies that are switched on.
+        chosen: The strategies that are switched on, each with its config.
         available: What the task, the criterion and the precision offer.
 
     Raises:
         ConfigError: Naming the strategy and what it lacks or cannot stand.
     """
     have = set(available)
-    members = sorted(members, key=lambda member: (member.stage, member.name))
-    for member in members:
+    pairs = sorted(chosen, key=lambda pair: (pair[0].stage, pair[0].name))
+    for member, config in pairs:
         lacking = member.needs - have
         if lacking:
             raise ConfigError(
                 f"strategies.{member.name} needs {_names(lacking)}, which this run does not have. Remove the block to switch it off."
             )
-        clash = member.refuses & have.union(*(m.makes for m in members if m.stage == member.stage and m is not member))
+        clash = member.refused_by(config) & have.union(
+            *(other.makes for other, _ in pairs if other.stage == member.stage and other is not member)
+        )
         if clash:
             raise ConfigError(
                 f"strategies.{member.name} does not work with {_names(clash)}. Switch one of the two off."

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from muse_spark_ray.data import Cut, Growth, Source, Task, split_pair
 from muse_spark_ray.strategy import Context, StrategyStack, Trait, check_traits, strategies
@@ -73,7 +73,9 @@ def build_stack(
         Trait.LOSS_SCALING: precision.kind == "fp16",
         Trait.KNOWN_CLASSES: context.classes is not None and context.targets is not None,
     }
-    check_traits([known[name] for name in chosen], [trait for trait, holds in offers.items() if holds])
+    check_traits(
+        [(known[name], own) for name, own in chosen.items()], [trait for trait, holds in offers.items() if holds]
+    )
     return StrategyStack([known[name](own, context) for name, own in chosen.items()], context)
 
 
@@ -144,7 +146,7 @@ def _first_sample(data: DataLoader[Any] | TensorDataset) -> tuple[Any, Any]:
         inputs, targets = data.tensors
         return inputs[:1], targets[:1]
     many = getattr(data.dataset, "__getitems__", None)
-    if hasattr(data.dataset, "__getitem__") and data.batch_size is not None:
+    if not isinstance(data.dataset, IterableDataset) and data.batch_size is not None:
         return split_pair(data.collate_fn(many([0]) if many else [data.dataset[0]]))
     return split_pair(next(iter(data)))
 

@@ -13,7 +13,7 @@ from functools import partial
 from math import isfinite as is_finite
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from muse_spark_ray.cost import Phase, PhaseClock
 from muse_spark_ray.data import Source, Window
@@ -40,6 +40,7 @@ class Run:
         watches: Strategies act before or after updates.
         repeats: The optimizer asks for the window's gradients again, at other weights, within its step.
         min_micro_batch: Micro-batches are never cut below this many samples.
+        ordering: Seconds that strategies took to choose samples since the last window; work, not waiting for data.
         micro_batch: Most samples in a pass since memory ran out; None as long as it has not.
     """
 
@@ -57,6 +58,7 @@ class Run:
     max_bad_steps: int
     min_micro_batch: int = 1
     micro_batch: int | None = None
+    ordering: float = 0.0
     epoch: int = 0
     updates: int = 0
     skipped_steps: int = 0
@@ -121,7 +123,8 @@ def train_epoch(run: Run, *, epochs: int) -> EpochTotals:
     while True:
         asked = clock()
         window = next(windows, None)
-        waited += clock() - asked
+        waited += clock() - asked - run.ordering
+        run.ordering = 0.0
         if window is None:
             break
         if run.micro_batch is not None:
@@ -282,6 +285,11 @@ def open_windows(run: Run) -> Iterator[Window]:
     stack = run.stack
     if not stack.uses("order_samples"):
         return run.source.windows(run.epoch)
-    return run.source.windows(
-        run.epoch, lambda order: stack.order_samples(order, Step(run.epoch, run.updates)), stack.reorder_every
-    )
+
+    def reorder(order: Tensor) -> Tensor:
+        began = time.perf_counter()
+        chosen = stack.order_samples(order, Step(run.epoch, run.updates))
+        run.ordering += time.perf_counter() - began
+        return chosen
+
+    return run.source.windows(run.epoch, reorder, stack.reorder_every)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -17,6 +18,7 @@ from toys import blobs, small_net
 from muse_spark_ray import MuseSparkTrainer
 from muse_spark_ray.data import Cut, open_source
 from muse_spark_ray.errors import ConfigError
+from muse_spark_ray.spec.load import train_config
 from muse_spark_ray.strategies.adaptive_sampling import (
     AdaptiveSampling,
     Pacing,
@@ -303,3 +305,47 @@ def test_a_criterion_without_single_losses_is_refused() -> None:
 def test_a_closed_band_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"low \(0.7\) must be below high \(0.7\)"):
         MuseSparkTrainer(small_net(), None, None, blobs(12), None, {"adaptive_sampling": {"low": 0.7}})
+
+
+def _sees(scoring: str, tmp_path: Path, **settings: Any) -> tuple[Tensor, Tensor]:
+    """Return the losses known after a selection by another model's or the model's own pass, and the true ones."""
+    net, data = small_net(), blobs()
+    (tmp_path / "small.py").write_text(
+        "import torch\nfrom torch import nn\ndef proxy():\n    torch.manual_seed(7)\n    return nn.Linear(4, 3)\n"
+    )
+    proxy = {"proxy": str(tmp_path / "small.py")} if scoring == "proxy" else {}
+    block = {"adaptive_sampling": {"scoring": scoring, "full_every": 100, **proxy, **settings}}
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    trainer = MuseSparkTrainer(net, optimizer, nn.CrossEntropyLoss(), data, None, {"strategies": block})
+    trainer.fit(2)
+    torch.manual_seed(7)
+    judge = net if scoring == "full" else nn.Linear(4, 3)
+    expected = nn.functional.cross_entropy(judge.eval()(data.tensors[0]), data.tensors[1], reduction="none")
+    return trainer._run.stack.state_dict()["adaptive_sampling"]["losses"], expected.detach()
+
+
+@pytest.mark.parametrize("scoring", ["full", "proxy"])
+def test_scores_come_from_a_pass_over_all_samples(scoring: str, tmp_path: Path) -> None:
+    known, expected = _sees(scoring, tmp_path)
+    assert torch.allclose(known, expected, atol=1e-6)
+
+
+def test_losses_above_the_clip_count_as_the_clip(tmp_path: Path) -> None:
+    known, expected = _sees("full", tmp_path, clip=0.8)
+    assert torch.allclose(known, expected.clamp_max(0.8), atol=1e-6)
+
+
+def test_a_proxy_must_be_named() -> None:
+    with pytest.raises(ConfigError, match="scoring: proxy and proxy"):
+        train_config({"strategies": {"adaptive_sampling": {"scoring": "proxy"}}})
+
+
+def test_the_report_has_the_difficulty_of_the_samples_over_time() -> None:
+    data = blobs()
+    block = {"strategies": {"adaptive_sampling": {"strategy": "high_loss", "fraction": 0.5, "full_every": 100}}}
+    report = MuseSparkTrainer(small_net(), None, None, data, None, {**block, "batch_size": 8}).fit(4)
+    histograms = report["strategy_reports"]["adaptive_sampling"]["difficulty"]
+    assert [sum(counts) for counts in histograms] == [60] * 4
+    assert [epoch["selected_share"] for epoch in report["history"]] == [1.0, 0.5, 0.5, 0.5]
+    assert report["history"][3]["difficulty_p50"] < report["history"][0]["difficulty_p50"]
+    assert all(epoch["difficulty_p10"] <= epoch["difficulty_p90"] for epoch in report["history"])

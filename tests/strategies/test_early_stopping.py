@@ -65,6 +65,15 @@ def test_a_training_that_does_not_improve_is_finished_and_says_why_par_10() -> N
     assert "val_loss has not improved for 3 epochs" in report["stop_reason"]
 
 
+def test_a_training_ends_when_it_has_cost_enough() -> None:
+    strategy, epoch = build("early_stopping", max_seconds=10.0), {"samples": 600, "samples_per_second": 150.0}
+    assert [strategy.after_epoch({"val_loss": 1.0 / n, **epoch}, FIRST) for n in (1, 2)] == [None, None]
+    resumed = build("early_stopping", max_seconds=10.0)
+    resumed.load_state_dict(strategy.state_dict())
+    decision = resumed.after_epoch({"val_loss": 0.1, **epoch}, FIRST)
+    assert decision == Decision(stop=True, reason="12 s of training reach the limit of 10 s")
+
+
 def test_a_metric_that_is_not_reported_is_named() -> None:
     with pytest.raises(ConfigError, match="watches val_loss, which this training does not report"):
         trained(small_net(), blobs(), epochs=2, strategies={"early_stopping": True})
