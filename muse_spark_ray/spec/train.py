@@ -13,6 +13,17 @@ from muse_spark_ray.spec.task import STRICT, TaskConfig
 from muse_spark_ray.strategy import StrategyConfig, knob, strategies
 
 Amp = Literal["auto", "on", "off", "bf16", "fp16"]
+OptimizerName = Literal[
+    "sgd",
+    "adam",
+    "adamw",
+    "adafactor",
+    "lion",
+    "muon",
+    "adamw_schedulefree",
+    "sgd_schedulefree",
+    "adamw_8bit",
+]
 ScheduleType = Literal[
     "constant", "step", "cosine", "cosine_with_warmup", "cosine_with_warmup_restarts", "onecycle", "plateau"
 ]
@@ -23,11 +34,18 @@ class OptimizerConfig(BaseModel):
 
     model_config = STRICT
 
-    name: Literal["sgd", "adamw"] = Field("sgd", description="sgd with momentum, or adamw")
+    name: OptimizerName = Field(
+        "sgd",
+        description="sgd, adam, adamw, adafactor, lion; muon (hidden matrices, adamw for the rest); the schedule-free ones "
+        "and adamw_8bit need the extra `optimizers`",
+    )
     lr: float = knob(0.05, gt=0, le=100, search=(0.001, 0.5, "log"), doc="learning rate before the schedule")
-    momentum: float = knob(0.9, ge=0, lt=1, search=(0.8, 0.97), doc="momentum of sgd; beta1 of adamw")
+    momentum: float = knob(0.9, ge=0, lt=1, search=(0.8, 0.97), doc="momentum of sgd and muon; beta1 of adamw and lion")
     nesterov: bool = Field(False, description="Nesterov's momentum (sgd)")
-    beta2: float = knob(0.999, gt=0, lt=1, doc="decay of the squared gradients (adamw)")
+    beta2: float = knob(0.999, gt=0, lt=1, doc="decay of the squared gradients (adamw); second decay of lion")
+    implementation: Literal["auto", "foreach", "fused"] = Field(
+        "auto", description="of sgd, adam, adamw: auto is torch's choice; fused is one kernel for all parameters"
+    )
     weight_decay: float = knob(
         0.0, ge=0, search=(1e-6, 1e-2, "log"), doc="weight decay; never on biases and normalisation"
     )
@@ -36,6 +54,12 @@ class OptimizerConfig(BaseModel):
     def _nesterov_needs_momentum(self) -> OptimizerConfig:
         if self.nesterov and (self.name != "sgd" or self.momentum == 0):
             raise ValueError("nesterov: true needs name: sgd and momentum above 0")
+        kinds = {"auto": None, "foreach": ("sgd", "adam", "adamw", "adafactor"), "fused": ("sgd", "adam", "adamw")}
+        allowed = kinds[self.implementation]
+        if allowed is not None and self.name not in allowed:
+            raise ValueError(
+                f"implementation: {self.implementation} is there for {', '.join(allowed)}, not {self.name}"
+            )
         return self
 
 

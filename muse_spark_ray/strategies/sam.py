@@ -89,6 +89,14 @@ class SharpnessAware(torch.optim.Optimizer):
             torch._foreach_copy_(parameters, before)
         self.inner.step()
 
+    def train(self) -> None:
+        """Pass on to a schedule-free inner optimizer that training goes on."""
+        getattr(self.inner, "train", lambda: None)()
+
+    def eval(self) -> None:
+        """Pass on to a schedule-free inner optimizer that the weights are to be used."""
+        getattr(self.inner, "eval", lambda: None)()
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
 

@@ -36,6 +36,7 @@ from muse_spark_ray.training.distributed import join_world, share_buffers, sprea
 from muse_spark_ray.training.evaluate import Evaluation, evaluate
 from muse_spark_ray.training.loop import EpochTotals, Run, train_epoch
 from muse_spark_ray.training.objective import Criterion, Objective, default_criterion
+from muse_spark_ray.training.optimizers import set_mode
 from muse_spark_ray.training.precision import Precision
 from muse_spark_ray.training.records import EpochRecord, Metrics, OnEpoch, best_of, percent, strict_json
 from muse_spark_ray.training.review import Review
@@ -229,7 +230,9 @@ class MuseSparkTrainer:
         run, began = self._run, time.monotonic()
         skipped, bad = run.skipped_steps, run.bad_steps
         run.clock.enter(Phase.train)
+        set_mode(run.optimizer, training=True)
         totals = train_epoch(run, epochs=total)
+        set_mode(run.optimizer, training=False)
         seconds = time.monotonic() - began
         for model in dict.fromkeys((run.module, run.stack.evaluation_model(run.module))):
             share_buffers(model, run.world)
