@@ -23,6 +23,7 @@ from muse_spark_ray.runtime.session import open_ray
 from muse_spark_ray.search.engine import Engine, Verdict
 from muse_spark_ray.search.tuning import proxy_slots, run_tune
 from muse_spark_ray.spec.load import load_spec_text
+from muse_spark_ray.spec.metrics import unfit
 from muse_spark_ray.spec.sweep import SweepSpec
 from muse_spark_ray.sweep import Sweep
 
@@ -156,11 +157,9 @@ def _check_task(spec: SweepSpec) -> None:
         raise
     except Exception as error:
         raise DataError(f"task.data cannot be loaded: {type(error).__name__}: {error}") from error
-    is_accuracy = spec.task.metric == "accuracy" or "accuracy" in spec.objectives
-    if is_accuracy and task.classes is None:
-        raise ConfigError(
-            "accuracy is asked for, but the targets are real values; use task.metric: val_loss and the objective val_loss: min."
-        )
+    for name in dict.fromkeys([*spec.task.all_metrics, *spec.objectives]):
+        if reason := unfit(name, spec.task.metric_settings, task.classes):
+            raise ConfigError(f"{reason}.", hint="change task.metric, task.metrics or objectives")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from muse_spark_ray.spec.metrics import METRICS
 from muse_spark_ray.spec.paths import with_value
 from muse_spark_ray.spec.search import Parameter
 from muse_spark_ray.spec.task import STRICT, TaskConfig
@@ -97,7 +98,7 @@ class SweepSpec(BaseModel):
     def _objectives_are_known(cls, value: dict[str, Direction]) -> dict[str, Direction]:
         if not value:
             raise ValueError("no objective is given; name at least one, for example accuracy: max")
-        known = (*TASK_METRICS, *COSTS)
+        known = (*dict.fromkeys((*TASK_METRICS, *METRICS)), *COSTS)
         for name in value:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
@@ -127,6 +128,13 @@ class SweepSpec(BaseModel):
         """The user's price file, if there is one."""
         return None if self.prices is None else Path(self.prices).expanduser()
 
+    def _task_with_objectives(self) -> dict[str, Any]:
+        """Return the task's settings with the objectives among the metrics that are reported."""
+        task = self.task.model_dump(exclude_unset=True)
+        told = (*TASK_METRICS, *self.task.all_metrics)
+        more = [name for name in self.objectives if name in METRICS and name not in told]
+        return {**task, "metrics": [*self.task.metrics, *more]} if more else task
+
     def trial_config(self, values: dict[str, Any], *, seed: int | None = None) -> Any:
         """Build one trial's training config.
 
@@ -140,7 +148,7 @@ class SweepSpec(BaseModel):
         Raises:
             pydantic.ValidationError: If the values do not make a valid config.
         """
-        plain = {**self.train, "task": self.task.model_dump(exclude_unset=True)}
+        plain = {**self.train, "task": self._task_with_objectives()}
         for path, value in values.items():
             plain = with_value(plain, path, value)
         if seed is not None:

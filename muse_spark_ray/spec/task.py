@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from muse_spark_ray.data.sources import DataConfig
+from muse_spark_ray.spec.metrics import MetricName, MetricSettings
 from muse_spark_ray.strategy import knob
 
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
@@ -45,4 +46,13 @@ class TaskConfig(BaseModel):
 
     data: DataConfig = Field(default_factory=DataConfig, description="what to train and validate on")
     model: ModelConfig = Field(default_factory=ModelConfig, description="network to train")
-    metric: Literal["accuracy", "val_loss"] = Field("accuracy", description="metric that says which epoch is best")
+    metric: MetricName = Field("accuracy", description="metric that says which epoch is best")
+    metrics: list[MetricName] = Field(default_factory=list, description="metrics to report besides accuracy and losses")
+    metric_settings: MetricSettings = Field(
+        default_factory=MetricSettings, description="numbers that some metrics need"
+    )
+
+    @property
+    def all_metrics(self) -> list[str]:
+        """All that is reported after each epoch: `metric`, then `metrics`, each once."""
+        return list(dict.fromkeys([self.metric, *self.metrics]))

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from muse_spark_ray.errors import ConfigError
 from muse_spark_ray.strategy import Card, Context, Decision, Stage, Step, Strategy, StrategyConfig, knob
+
+
+def rises(metric: str, said: bool | None) -> bool:
+    """Say if larger values of a metric are better: as it is said, else by the name."""
+    return said if said is not None else not metric.endswith(("loss", "error", "mae", "rmse"))
 
 
 class EarlyStopping(Strategy):
@@ -29,7 +34,10 @@ class EarlyStopping(Strategy):
     class Config(StrategyConfig):
         """Settings of early stopping."""
 
-        metric: Literal["val_loss", "accuracy", "train_loss"] = knob("val_loss", doc="what is watched")
+        metric: str = knob("val_loss", doc="what is watched: val_loss, train_loss, accuracy or another of task.metrics")
+        higher_is_better: bool | None = knob(
+            None, doc="direction of the metric; none: losses and errors fall, others rise"
+        )
         patience: int = knob(5, ge=1, search=(2, 10), doc="checks (epochs) without improvement before the end")
         min_delta: float = knob(0.0, ge=0, doc="smallest change that is an improvement, in units of the metric")
         max_seconds: float | None = knob(
@@ -39,13 +47,13 @@ class EarlyStopping(Strategy):
 
     def __init__(self, config: Any, context: Context) -> None:
         super().__init__(config, context)
-        self._sign = 1.0 if config.metric == "accuracy" else -1.0
+        self._sign = 1.0 if rises(config.metric, config.higher_is_better) else -1.0
         self._best: float | None = None
         self._waits = 0
         self._seconds = 0.0
 
     def after_epoch(self, metrics: Mapping[str, Any], step: Step) -> Decision | None:
-        c, value = self.config, metrics[self.config.metric]
+        c, value = self.config, metrics.get(self.config.metric)
         if value is None:
             raise ConfigError(
                 f"strategies.early_stopping watches {c.metric}, which this training does not report.",

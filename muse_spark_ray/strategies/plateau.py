@@ -48,7 +48,7 @@ class Plateau(Strategy):
         """Settings of the plateau detector and of what it does."""
 
         action: Action = knob("reduce", search=["reduce", "restart", "perturb"], doc="what is done on a plateau")
-        metric: str = knob("val_loss", doc="what is watched: val_loss, train_loss, accuracy")
+        metric: str = knob("val_loss", doc="what is watched: val_loss, train_loss, accuracy or another of task.metrics")
         smoothing: float = knob(0.3, ge=0, lt=1, doc="weight of the old smoothed value when a new one comes in")
         patience: int = knob(3, ge=1, search=(2, 8), doc="checks (epochs) without improvement before acting")
         min_delta: float = knob(1e-4, ge=0, doc="smallest change that is an improvement, in units of the metric")
@@ -87,7 +87,7 @@ class Plateau(Strategy):
     def _stands_still(self, value: float) -> bool:
         c = self.config
         if math.isfinite(value):
-            loss = value if c.metric.endswith("loss") else -value
+            loss = value if c.metric.endswith(("loss", "error", "mae", "rmse")) else -value
             self._smoothed = loss if self._smoothed is None else c.smoothing * self._smoothed + (1 - c.smoothing) * loss
         if self._smoothed is not None and (self._best is None or self._smoothed < self._best - c.min_delta):
             self._best, self._waits = self._smoothed, 0

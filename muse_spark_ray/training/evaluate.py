@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,10 +14,12 @@ from torch.utils.data.distributed import DistributedSampler
 from muse_spark_ray.data import split_pair
 from muse_spark_ray.training.devices import move
 from muse_spark_ray.training.distributed import World, sum_over_ranks
+from muse_spark_ray.training.metrics import MetricSet
 from muse_spark_ray.training.objective import Objective
 from muse_spark_ray.training.precision import Precision
 
 EVALUATION_BATCH = 1024
+IGNORED = -100
 Pairs = Iterator[tuple[Any, Any]]
 
 
@@ -29,16 +31,23 @@ class Evaluation:
         loss: Mean loss by sample weight.
         accuracy: Share of right classes in [0, 1]; None for other tasks.
         samples: Samples evaluated, each once.
+        metrics: Further metrics by name.
     """
 
     loss: float
     accuracy: float | None
     samples: int
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @torch.inference_mode()
 def evaluate(
-    model: nn.Module, data: DataLoader[Any] | TensorDataset, objective: Objective, precision: Precision, world: World
+    model: nn.Module,
+    data: DataLoader[Any] | TensorDataset,
+    objective: Objective,
+    precision: Precision,
+    world: World,
+    metrics: MetricSet | None = None,
 ) -> Evaluation:
     """Evaluate a model on all ranks together.
 
@@ -48,6 +57,7 @@ def evaluate(
         objective: The criterion.
         precision: Autocast as in training; sums are taken in float64.
         world: This rank among its peers.
+        metrics: What is measured besides loss and accuracy.
 
     Returns:
         The same numbers on every rank.
@@ -56,25 +66,40 @@ def evaluate(
     model.eval()
     sums = torch.zeros(4, dtype=torch.float64, device=world.device)  # loss, weight, right, samples
     is_classes = False
+    example: Any = None
+    if metrics:
+        metrics.reset()
     for inputs, targets in _own_batches(data, world):
         targets = move(targets, world.device)
         with precision.autocast():
-            outputs = model(move(inputs, world.device))
+            inputs = move(inputs, world.device)
+            outputs = model(inputs)
             loss, weight = objective.sums(outputs, targets)
-        right, is_classes = _right(outputs, targets)
-        sums += torch.stack([loss, weight, right, weight.new_tensor(len(targets))]).double()
+        example = inputs[:1] if example is None and isinstance(inputs, torch.Tensor) else example
+        right, count, is_classes = _right(outputs, targets)
+        sums += torch.stack([loss, weight, right, weight.new_tensor(count)]).double()
+        if metrics:
+            metrics.update(outputs, targets)
+    found = metrics.read(model, example) if metrics else {}
     model.train(was_training)
     loss_sum, weight_sum, right_sum, samples, classes = sum_over_ranks([*sums.tolist(), float(is_classes)], world)
     accuracy = right_sum / samples if classes and samples else None
-    return Evaluation(loss_sum / weight_sum if weight_sum else float("nan"), accuracy, int(samples))
+    return Evaluation(loss_sum / weight_sum if weight_sum else float("nan"), accuracy, int(samples), found)
 
 
-def _right(outputs: Any, targets: Any) -> tuple[torch.Tensor, bool]:
-    """Count right classes, where outputs are class scores and targets class ids."""
-    is_scores = isinstance(outputs, torch.Tensor) and outputs.ndim == 2 and outputs.shape[1] > 1
-    if not (is_scores and targets.ndim == 1 and not targets.is_floating_point()):
-        return torch.zeros((), device=targets.device), False
-    return (outputs.argmax(1) == targets).sum().float(), True
+def _right(outputs: Any, targets: Any) -> tuple[torch.Tensor, int, bool]:
+    """Count right classes and labels, where outputs are class scores and targets class ids.
+
+    Returns:
+        (right ones, labels that are not ignored or else samples, whether these are classes).
+    """
+    is_scores = isinstance(outputs, torch.Tensor) and outputs.ndim >= 2 and outputs.shape[1] > 1
+    is_ids = is_scores and targets.ndim == outputs.ndim - 1 and not targets.is_floating_point()
+    if not is_ids:
+        return torch.zeros((), device=targets.device), len(targets), False
+    right = (outputs.argmax(1) == targets).sum().float()
+    count = targets.numel() if targets.ndim == 1 else int((targets != IGNORED).sum())
+    return right, count, True
 
 
 def _own_batches(data: DataLoader[Any] | TensorDataset, world: World) -> Pairs:

@@ -20,6 +20,7 @@ from muse_spark_ray.cost import Phase, PhaseClock
 from muse_spark_ray.data import open_source
 from muse_spark_ray.errors import ConfigError
 from muse_spark_ray.spec.load import train_config
+from muse_spark_ray.spec.metrics import METRICS
 from muse_spark_ray.strategy import Context, Decision, Step
 from muse_spark_ray.training.best import Best
 from muse_spark_ray.training.build import (
@@ -35,6 +36,7 @@ from muse_spark_ray.training.diagnose import DivergedError, explained
 from muse_spark_ray.training.distributed import join_world, share_buffers, spread, spread_again
 from muse_spark_ray.training.evaluate import Evaluation, evaluate
 from muse_spark_ray.training.loop import EpochTotals, Run, train_epoch
+from muse_spark_ray.training.metrics import MetricSet
 from muse_spark_ray.training.objective import Criterion, Objective, default_criterion
 from muse_spark_ray.training.optimizers import set_mode
 from muse_spark_ray.training.precision import Precision
@@ -130,7 +132,15 @@ class MuseSparkTrainer:
             c.min_micro_batch,
         )
         self._validation = val_loader
-        self._best = Best(c.task.metric, higher_is_better=c.task.metric == "accuracy")
+        needs_classes = any(METRICS[name].kind == "classes" for name in c.task.all_metrics if name != "accuracy")
+        classes = stack.context.classes or (look().classes if needs_classes or c.task.metrics else None)
+        self._metrics_asked = MetricSet(
+            [name for name in c.task.all_metrics if name != "accuracy"],
+            c.task.metric_settings,
+            classes=classes,
+            device=world.device,
+        )
+        self._best = Best(c.task.metric, higher_is_better=METRICS[c.task.metric].higher_is_better)
         self._history: list[Metrics] = []
         self._seconds = 0.0
         self._last_save, self._saved_epoch = time.monotonic(), 0
@@ -275,7 +285,7 @@ class MuseSparkTrainer:
         run = self._run
         with run.clock.phase(Phase.evaluate):
             model = run.stack.evaluation_model(run.module)
-            return evaluate(model, self._validation, run.objective, run.precision, run.world)
+            return evaluate(model, self._validation, run.objective, run.precision, run.world, self._metrics_asked)
 
     def _metrics(
         self, totals: EpochTotals, evaluation: Evaluation | None, seconds: float, skipped: int, bad: int
@@ -291,6 +301,7 @@ class MuseSparkTrainer:
             "skipped_steps": skipped,
             "bad_steps": bad,
             "updates": self._run.updates,
+            **(evaluation.metrics if evaluation else {}),
         }
 
     def _effective_batch_size(self) -> int | None:
@@ -298,10 +309,10 @@ class MuseSparkTrainer:
         return self._run.source.window_size(max(self._run.epoch - 1, 0))
 
     def _keep_best(self, metrics: Metrics) -> None:
-        if self._best.metric == "accuracy" and metrics["accuracy"] is None and self._best.value is None:
+        if metrics.get(self._best.metric) is None and self._best.value is None:
             self._best = Best("val_loss", higher_is_better=False)
         model = self._run.stack.evaluation_model(self._run.module)
-        self._best.offer(metrics[self._best.metric], epoch=self._run.epoch, model=model)
+        self._best.offer(metrics.get(self._best.metric), epoch=self._run.epoch, model=model)
 
     def _open_checkpoints(self) -> Checkpoints | None:
         c = self.config.checkpoint
@@ -323,7 +334,7 @@ class MuseSparkTrainer:
             self._last_save, self._saved_epoch = time.monotonic(), self._run.epoch
             if not self._run.world.is_first:
                 return None
-            metric = self._history[-1][self._best.metric]
+            metric = self._history[-1].get(self._best.metric)
             return str(self._checkpoints.save(state, epoch=self._run.epoch, metric=metric))
 
     def _resume(self) -> None:

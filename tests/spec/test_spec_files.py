@@ -56,7 +56,7 @@ def test_defaults_are_accuracy_and_money(folder: Path) -> None:
     [
         ("train:", "trian:", "spec.yaml:3 unknown key trian. Did you mean train? Allowed here: name, task,"),
         ("name: sgd", "nmae: sgd", "spec.yaml:5 unknown key train.optimizer.nmae. Did you mean name?"),
-        ("name: sgd", "name: adam", "spec.yaml:5 train.optimizer.name is 'adam': input should be 'sgd' or 'adamw'"),
+        ("name: sgd", "name: adamm", "spec.yaml:5 train.optimizer.name is 'adamm': input should be 'sgd', 'adam'"),
         ("epochs: 3", "epochs: three", "spec.yaml:4 train.epochs is 'three'"),
         ("epochs: 3", "epochs: '3'", "spec.yaml:4 train.epochs is '3'"),
         ("epochs: 3", "epochs: 0", "spec.yaml:4 train.epochs is 0: input should be greater than or equal to 1"),
