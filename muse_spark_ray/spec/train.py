@@ -114,6 +114,13 @@ class PrecisionConfig(BaseModel):
 
     amp: Amp = Field("auto", description="on: bf16, or fp16 on GPUs without it; auto: on for a GPU, off for a CPU")
     init_scale: float = Field(65536.0, gt=0, description="first loss scale of fp16")
+    fallback: bool = Field(
+        True, description="go on in fp32, with a message, where mixed precision gives numbers that are not finite"
+    )
+    tf32: bool | None = Field(
+        None, description="tensor cores for fp32 products at 10 bits of mantissa; none: as torch is set"
+    )
+    fp8: bool = Field(False, description="large linear layers in fp8 (extra `fp8`, compute capability 8.9 or more)")
     growth_interval: int = Field(2000, ge=1, description="updates without overflow before the loss scale doubles")
 
 
@@ -149,6 +156,17 @@ class CheckpointConfig(BaseModel):
         return value
 
 
+class AnalysisConfig(BaseModel):
+    """What the report says of the data after training."""
+
+    model_config = STRICT
+
+    hardest_samples: int = Field(0, ge=0, description="training samples with the largest loss to list; 0: none")
+    thresholds: Literal["f1", "youden"] | None = Field(
+        None, description="tune each class's decision threshold on the validation set for this; none: not"
+    )
+
+
 class TrainSettings(BaseModel):
     """The part of a training config that does not depend on which strategies are installed."""
 
@@ -180,6 +198,7 @@ class TrainSettings(BaseModel):
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="optimizer and its settings")
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig, description="learning rate over the updates")
     precision: PrecisionConfig = Field(default_factory=PrecisionConfig, description="mixed precision")
+    analysis: AnalysisConfig = Field(default_factory=AnalysisConfig, description="what the report says of the data")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="saving and resuming")
 
     @model_validator(mode="before")

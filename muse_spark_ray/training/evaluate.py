@@ -87,6 +87,26 @@ def evaluate(
     return Evaluation(loss_sum / weight_sum if weight_sum else float("nan"), accuracy, int(samples), found)
 
 
+@torch.inference_mode()
+def predictions(
+    model: nn.Module, data: DataLoader[Any] | TensorDataset, precision: Precision, world: World
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (outputs float32, targets) of all validation samples on the CPU, the same on every rank."""
+    was_training = model.training
+    model.eval()
+    parts = []
+    for inputs, targets in _own_batches(data, world):
+        with precision.autocast():
+            outputs = model(move(inputs, world.device))
+        parts.append((outputs.float().cpu(), targets.cpu()))
+    model.train(was_training)
+    if world.size > 1:
+        gathered: list[Any] = [None] * world.size
+        torch.distributed.all_gather_object(gathered, parts)
+        parts = [pair for share in gathered for pair in share]
+    return torch.cat([outputs for outputs, _ in parts]), torch.cat([targets for _, targets in parts])
+
+
 def _right(outputs: Any, targets: Any) -> tuple[torch.Tensor, int, bool]:
     """Count right classes and labels, where outputs are class scores and targets class ids.
 

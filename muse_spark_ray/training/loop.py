@@ -73,6 +73,10 @@ class Run:
     repeats: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Find out what a window needs; again after precision changed."""
         is_alone = self.world.size == 1
         self.glance = Glance(self.world.device)
         self.is_plain = is_alone and self.precision.kind == "off"
@@ -253,6 +257,8 @@ def note_bad_step(run: Run, loss: float, norm: float | None) -> None:
     """Count a window without a finite loss or gradient; raise DivergedError when too many came in a row."""
     run.bad_steps += 1
     run.bad_in_a_row += 1
+    if 2 * run.bad_in_a_row >= run.max_bad_steps and run.precision.fall_back():
+        run.look_again()
     if run.bad_in_a_row >= run.max_bad_steps:
         raise DivergedError(bad_steps_diagnosis(run, loss, norm))
 

@@ -56,6 +56,7 @@ def restore(run: Run, best: Best, state: dict[str, Any], *, where: Path) -> tupl
     run.schedule.load_state_dict(state["schedule"])
     run.precision.load_state_dict(state["precision"])
     run.stack.load_state_dict(state["strategies"])
+    run.look_again()
     for name, value in state["counters"].items():
         setattr(run, name, value)
     best.load_state_dict(state["best"])

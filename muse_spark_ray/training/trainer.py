@@ -22,6 +22,7 @@ from muse_spark_ray.errors import ConfigError
 from muse_spark_ray.spec.load import train_config
 from muse_spark_ray.spec.metrics import METRICS
 from muse_spark_ray.strategy import Context, Decision, Step
+from muse_spark_ray.training.analysis import Goal, best_thresholds, hardest_samples
 from muse_spark_ray.training.best import Best
 from muse_spark_ray.training.build import (
     build_stack,
@@ -34,12 +35,12 @@ from muse_spark_ray.training.build import (
 from muse_spark_ray.training.checkpoint import Checkpoints
 from muse_spark_ray.training.diagnose import DivergedError, explained
 from muse_spark_ray.training.distributed import join_world, share_buffers, spread, spread_again
-from muse_spark_ray.training.evaluate import Evaluation, evaluate
+from muse_spark_ray.training.evaluate import Evaluation, evaluate, predictions
 from muse_spark_ray.training.loop import EpochTotals, Run, train_epoch
 from muse_spark_ray.training.metrics import MetricSet
-from muse_spark_ray.training.objective import Criterion, Objective, default_criterion
+from muse_spark_ray.training.objective import Criterion, Objective, can_be_per_sample, default_criterion
 from muse_spark_ray.training.optimizers import set_mode
-from muse_spark_ray.training.precision import Precision
+from muse_spark_ray.training.precision import Precision, to_fp8
 from muse_spark_ray.training.records import EpochRecord, Metrics, OnEpoch, best_of, percent, strict_json
 from muse_spark_ray.training.review import Review
 from muse_spark_ray.training.schedules import Schedule
@@ -110,6 +111,8 @@ class MuseSparkTrainer:
         )
         stack = build_stack(c, context, criterion, precision, source, look)
         module = stack.prepare_model(module)
+        if c.precision.fp8:
+            to_fp8(module, world.device)
         if world.is_first:
             note_batch_norm(module, source.batch_size, cut.accumulation_at(0))
         optimizer = stack.wrap_optimizer(optimizer if optimizer is not None else default_optimizer(module, c))
@@ -131,7 +134,7 @@ class MuseSparkTrainer:
             c.max_bad_steps,
             c.min_micro_batch,
         )
-        self._validation = val_loader
+        self._validation, self._review, self._criterion = val_loader, review, criterion
         needs_classes = any(METRICS[name].kind == "classes" for name in c.task.all_metrics if name != "accuracy")
         classes = stack.context.classes or (look().classes if needs_classes or c.task.metrics else None)
         self._metrics_asked = MetricSet(
@@ -176,7 +179,7 @@ class MuseSparkTrainer:
         else:
             self._save_if_due(is_last=True)
         self._seconds += time.monotonic() - started
-        report = self.get_training_report()
+        report = {**self.get_training_report(), **strict_json(self._analysis())}
         if self._checkpoints is not None and self._run.world.is_first:
             _write_json(self._checkpoints.folder / "report.json", report)
         return report
@@ -203,6 +206,45 @@ class MuseSparkTrainer:
             model.load_state_dict(self._best.weights)
         return model.eval()
 
+    def hardest_samples(self, count: int = 20) -> list[dict[str, Any]]:
+        """Return the training samples on which the best model's loss is largest: wrong labels, outliers, rare kinds.
+
+        Args:
+            count: How many.
+
+        Returns:
+            Largest first: `index` in the training set, `loss`, and for classes `target`, `predicted`, `probability`.
+
+        Raises:
+            ConfigError: If the data are a stream, or the criterion cannot give one loss a sample.
+        """
+        if self._review is None or not can_be_per_sample(self._criterion):
+            raise ConfigError(
+                "the hardest samples are known only for data whose order the trainer controls and a criterion with `reduction`."
+            )
+        return hardest_samples(self._review(self.get_best_model()), self._run.world, count=count)
+
+    def tune_thresholds(self, goal: Goal = "f1", utility: list[list[float]] | None = None) -> list[dict[str, float]]:
+        """Choose, on the validation set, the probability from which each class should be answered.
+
+        Args:
+            goal: `f1`, `youden` or `utility`.
+            utility: 2 x 2 matrix for that goal: rows other classes and the class, columns the answers no and yes.
+
+        Returns:
+            One dictionary a class: `class`, `threshold`, `value` of the goal there, `at_half` at 0.5.
+
+        Raises:
+            ConfigError: Without validation data or classes.
+        """
+        if self._validation is None:
+            raise ConfigError("thresholds are tuned on validation data; val_loader is None.")
+        run = self._run
+        outputs, targets = predictions(self.get_best_model(), self._validation, run.precision, run.world)
+        if targets.ndim != 1 or targets.is_floating_point() or outputs.ndim != 2:
+            raise ConfigError("thresholds are for class targets [N] and scores [N, classes].")
+        return best_thresholds(outputs.softmax(1).numpy(), targets.numpy(), goal=goal, utility=utility)
+
     def get_training_report(self) -> dict[str, Any]:
         """Return what happened so far.
 
@@ -228,12 +270,22 @@ class MuseSparkTrainer:
             "world_size": run.world.size,
             "device": str(run.world.device),
             "precision": run.precision.kind,
+            "precision_report": run.precision.report(),
             "strategies": [member.name for member in run.stack.members],
             "strategy_reports": run.stack.report(),
             "history": self._history,
         }
         result: dict[str, Any] = strict_json(report)
         return result
+
+    def _analysis(self) -> dict[str, Any]:
+        """Return what the config asks to know of the data, after training."""
+        c, found = self.config.analysis, {}
+        if c.hardest_samples:
+            found["hardest_samples"] = self.hardest_samples(c.hardest_samples)
+        if c.thresholds is not None:
+            found["thresholds"] = self.tune_thresholds(c.thresholds)
+        return found
 
     def _one_epoch(self, total: int, last: int, on_epoch: OnEpoch | None) -> bool:
         """Train and evaluate one epoch; return True if the training is to end with it."""

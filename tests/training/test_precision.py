@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 from toys import GradientLog, Line, blobs, in_order, small_net, trained, weights
 
 from muse_spark_ray import MuseSparkTrainer
+from muse_spark_ray.errors import ConfigError
 from muse_spark_ray.training.precision import choose_kind
 
 FP16 = {"precision": {"amp": "fp16", "init_scale": 1024.0}}
@@ -140,3 +141,73 @@ def test_precision_on_a_cpu(amp: str, kind: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_auto_is_mixed_on_a_gpu() -> None:
     assert choose_kind("auto", torch.device("cuda")) in ("bf16", "fp16")
+
+
+class Large(nn.Module):
+    """Its inner values are beyond fp16, its outputs are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(1, 1, bias=False)
+        nn.init.constant_(self.inner.weight, 3e5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.inner(x).float() * 1e-5
+        return result
+
+
+def _large(folder: Any, **precision: Any) -> dict[str, Any]:
+    data = in_order(TensorDataset(torch.ones(20, 1), torch.ones(20, 1)), 1)
+    config = {
+        "precision": {"amp": "fp16", "init_scale": 8.0, **precision},
+        "max_bad_steps": 6,
+        "checkpoint": {"save_dir": str(folder)},
+    }
+    model = Large()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    return MuseSparkTrainer(model, optimizer, nn.MSELoss(), data, None, config).fit(2)
+
+
+def test_a_training_that_fp16_cannot_hold_goes_on_in_fp32(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    report = _large(tmp_path)
+    assert report["state"] == "finished"
+    assert report["bad_steps"] == 3
+    assert report["updates"] == 37
+    assert report["precision_report"]["fell_back_from"] == "fp16"
+    assert "going on in fp32" in caplog.text
+    resumed = _large(tmp_path)
+    assert (resumed["resumed_from"], resumed["precision"]) == (2, "off")
+
+
+def test_without_fallback_it_ends_with_a_diagnosis(tmp_path: Any) -> None:
+    report = _large(tmp_path, fallback=False)
+    assert report["state"] == "diverged"
+    assert report["precision_report"]["fell_back_from"] is None
+
+
+def test_overflows_are_counted() -> None:
+    trainer, _ = _run(Overflowing({0, 3}), 6, **FP16)
+    told = trainer.get_training_report()["precision_report"]
+    assert (told["kind"], told["overflows"], told["smallest_scale"]) == ("fp16", 2, 256.0)
+
+
+def test_tf32_is_set_for_all_products() -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        trained(
+            Line(),
+            in_order(TensorDataset(torch.ones(2), torch.ones(2)), 1),
+            epochs=1,
+            criterion=nn.MSELoss(),
+            precision={"tf32": True},
+        )
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_fp8_without_the_hardware_is_told() -> None:
+    with pytest.raises(
+        ConfigError, match=r"precision\.fp8 needs a GPU of compute capability 8\.9 or more .* here is cpu"
+    ):
+        trained(small_net(), blobs(), epochs=1, precision={"fp8": True}, device="cpu")
