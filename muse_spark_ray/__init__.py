@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from muse_spark_ray.spec.load import load_spec
     from muse_spark_ray.sweep import Sweep
+    from muse_spark_ray.training.export import load_model
     from muse_spark_ray.training.trainer import MuseSparkTrainer
 
 __version__ = "0.1.0"
-__all__ = ["MuseSparkTrainer", "Sweep", "__version__", "load_spec"]
+__all__ = ["MuseSparkTrainer", "Sweep", "__version__", "load_model", "load_spec"]
 
 _HOMES = {
     "MuseSparkTrainer": "muse_spark_ray.training.trainer",
     "Sweep": "muse_spark_ray.sweep",
+    "load_model": "muse_spark_ray.training.export",
     "load_spec": "muse_spark_ray.spec.load",
 }
 

@@ -1,9 +1,10 @@
 """Where samples come from: sources, splits, checks, the order of an epoch and the windows of an update."""
 
+from muse_spark_ray.data.config import DataConfig
 from muse_spark_ray.data.loader import Source, Window, open_source, split_pair
 from muse_spark_ray.data.order import Cut, Growth, epoch_order, plan_windows
 from muse_spark_ray.data.sets import Task, TensorSet
-from muse_spark_ray.data.sources import DataConfig, load_task
+from muse_spark_ray.data.sources import load_task, read_and_split
 
 __all__ = [
     "Cut",
@@ -17,5 +18,6 @@ __all__ = [
     "load_task",
     "open_source",
     "plan_windows",
+    "read_and_split",
     "split_pair",
 ]

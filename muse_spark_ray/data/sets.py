@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 from torch.utils.data import TensorDataset
@@ -31,9 +32,12 @@ class Task:
         validation: Validation samples.
         classes: Number of classes, None for regression.
         shape: Shape of one input.
+        about: What using a model of this data needs, as JSON can hold it: `labels`, the names of the classes, and
+            `preprocessing`, what was done to the inputs.
     """
 
     train: TensorSet
     validation: TensorSet
     classes: int | None
     shape: tuple[int, ...]
+    about: dict[str, Any] = field(default_factory=dict)

@@ -57,7 +57,8 @@ def run_trial(job: Job, emit: Emit, context: WorkerContext) -> dict[str, Any]:
 def build_trainer(config: TrainConfig, task: Task, *, clock: PhaseClock | None = None) -> MuseSparkTrainer:
     """Build the trainer of a config for its data."""
     model = build_model_for(config, task)
-    return MuseSparkTrainer(model, None, None, task.train, task.validation, config, clock=clock)
+    about = {"input_shape": list(task.shape), "outputs": task.classes or 1, **task.about}
+    return MuseSparkTrainer(model, None, None, task.train, task.validation, config, clock=clock, about=about)
 
 
 def task_of(data: DataConfig, context: WorkerContext) -> Task:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from muse_spark_ray.data.sources import DataConfig
+from muse_spark_ray.data.config import DataConfig
 from muse_spark_ray.spec.metrics import MetricName, MetricSettings
 from muse_spark_ray.strategy import knob
 

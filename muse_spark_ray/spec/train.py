@@ -137,6 +137,13 @@ class CheckpointConfig(BaseModel):
     keep_last: int | None = Field(
         2, ge=-1, description="newest checkpoints kept besides the best; null or -1 keeps all"
     )
+    in_background: bool = Field(
+        False, description="write while the training goes on; only a copy of the state is waited for"
+    )
+    weights_from: str | None = Field(
+        None,
+        description="checkpoint folder or safetensors file whose weights a new training begins with, where they fit",
+    )
     resume: Literal["auto", "never"] = Field(
         "auto", description="auto: continue from the newest good checkpoint in save_dir"
     )

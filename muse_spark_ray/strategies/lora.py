@@ -72,6 +72,7 @@ class LowRankAdaptation(Strategy):
 
     stage = Stage.UPDATE
     refuses = frozenset({Trait.CHANGING_SHAPES})
+    changes_architecture = True
     card = Card(
         saves="memory of gradients and optimizer state, gradient exchange: often 1 % of the parameters are trained",
         costs="two thin products a layer",

@@ -76,6 +76,7 @@ class StructuredPruning(Strategy):
 
     stage = Stage.UPDATE
     makes = frozenset({Trait.CHANGING_SHAPES})
+    changes_architecture = True
     card = Card(
         saves="parameters, FLOPs and latency of the model that is used, and of the epochs after each step",
         costs="accuracy, part of which the epochs after it win back",

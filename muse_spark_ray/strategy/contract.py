@@ -235,7 +235,8 @@ class Strategy:
     """Base of all strategies; a member overrides only the hooks it uses.
 
     `reorder_every` asks for a new order after so many updates within an epoch; `epoch_samples` says how many samples
-    an epoch has where a strategy draws another number than the data set holds.
+    an epoch has where a strategy draws another number than the data set holds; `changes_architecture` that weights fit
+    only a model that `prepare_model` and `rebuild_model` have gone over.
 
     What a strategy remembers is a tensor or a plain number returned by `state_dict`, so that a checkpoint
     can be loaded without running code.
@@ -248,6 +249,7 @@ class Strategy:
     refuses: ClassVar[frozenset[Trait]] = frozenset()
     card: ClassVar[Card]
     Config: ClassVar[type[StrategyConfig]] = StrategyConfig
+    changes_architecture: ClassVar[bool] = False
     reorder_every: int | None = None
     epoch_samples: int | None = None
 

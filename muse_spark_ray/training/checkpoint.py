@@ -1,13 +1,20 @@
 """Checkpoints: folders that are complete or not there, verified before they are trusted.
 
-A checkpoint is a folder `epoch_000012` with `state.pt` (tensors and plain containers, loaded with `weights_only`)
-and `manifest.json` (epoch, metric, size and SHA-256 of the state). It is written under another name, flushed to disk
-and renamed, so that a crash leaves either the whole checkpoint or none. Only then are older ones deleted; the best
-and the `keep_last` newest stay.
+A checkpoint is a folder `epoch_000012` with
+
+    model.safetensors   the weights as they are
+    best.safetensors    the weights of the best epoch so far
+    state.pt            all else that continues the training: tensors and plain containers, loaded with `weights_only`
+    manifest.json       epoch, metric, size and SHA-256 of each file, and what the checkpoint comes from
+
+It is written under another name, flushed to disk and renamed, so that a crash leaves either the whole checkpoint or
+none. Only then are older ones deleted; the best and the `keep_last` newest stay. The links `last` and `best` beside
+the folders lead to the newest and to the best one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -22,9 +29,10 @@ from typing import Any
 import torch
 
 from muse_spark_ray.errors import ConfigError, DataError
+from muse_spark_ray.training.weights import put_weights, save_weights, take_weights
 
 logger = logging.getLogger(__name__)
-FORMAT = 1
+FORMATS = (1, 2)
 _NAME = re.compile(r"epoch_(\d{6,})")
 
 
@@ -63,13 +71,16 @@ class Checkpoints:
                 f"checkpoint.save_dir {self.folder} cannot be made: {error}. Choose a folder that can be written."
             ) from error
 
-    def save(self, state: dict[str, Any], *, epoch: int, metric: float | None) -> Path:
+    def save(
+        self, state: dict[str, Any], *, epoch: int, metric: float | None, about: dict[str, Any] | None = None
+    ) -> Path:
         """Write a checkpoint, then delete what is not kept.
 
         Args:
             state: Tensors, numbers, strings, lists, dictionaries.
             epoch: Epochs done.
             metric: How good it is; a value that is not finite counts as unknown.
+            about: What the checkpoint comes from, as JSON can hold it.
 
         Returns:
             The new folder.
@@ -78,14 +89,20 @@ class Checkpoints:
         partial = self.folder / f".{final.name}.{os.getpid()}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        torch.save(state, partial / "state.pt")
-        _flush(partial / "state.pt")
+        rest, weights = take_weights(state)
+        for name, tensors in weights.items():
+            save_weights(tensors, partial / name)
+        torch.save(rest, partial / "state.pt")
+        files = [*weights, "state.pt"]
+        for name in files:
+            _flush(partial / name)
         known = metric if metric is not None and math.isfinite(metric) else None
         manifest = {
-            "format": FORMAT,
+            "format": FORMATS[-1],
             "epoch": epoch,
             "metric": known,
-            "files": {"state.pt": _fingerprint(partial / "state.pt")},
+            "files": {name: _fingerprint(partial / name) for name in files},
+            "about": about or {},
         }
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=1))
         _flush(partial / "manifest.json")
@@ -95,6 +112,7 @@ class Checkpoints:
         partial.rename(final)
         _flush(self.folder)
         self._retain()
+        self._link()
         return final
 
     def saved(self) -> list[Saved]:
@@ -133,6 +151,17 @@ class Checkpoints:
             if best is None or old.path != best.path:
                 shutil.rmtree(old.path, ignore_errors=True)
 
+    def _link(self) -> None:
+        """Let `last` and `best` lead to the newest and the best checkpoint, where the file system has links."""
+        saved, best = self.saved(), self.best()
+        for name, target in (("last", saved[-1] if saved else None), ("best", best)):
+            with contextlib.suppress(OSError):
+                partial = self.folder / f".{name}.{os.getpid()}.partial"
+                partial.unlink(missing_ok=True)
+                if target is not None:
+                    partial.symlink_to(target.path.name, target_is_directory=True)
+                    partial.replace(self.folder / name)
+
 
 def load_state(folder: str | Path) -> dict[str, Any]:
     """Load and verify one checkpoint folder.
@@ -144,14 +173,25 @@ def load_state(folder: str | Path) -> dict[str, Any]:
     manifest = _read_manifest(path)
     if manifest is None:
         raise DataError(f"checkpoint {path} has no readable manifest.json; it is not complete.")
+    for name in dict.fromkeys([*manifest["files"], "state.pt"]):
+        if not (path / name).is_file() or _fingerprint(path / name) != manifest["files"].get(name):
+            raise DataError(
+                f"checkpoint {path} is damaged: {name} does not match the size and checksum of its manifest."
+            )
     file = path / "state.pt"
-    if not file.is_file() or _fingerprint(file) != manifest["files"].get("state.pt"):
-        raise DataError(f"checkpoint {path} is damaged: state.pt does not match the size and checksum of its manifest.")
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise DataError(f"checkpoint {file} cannot be loaded safely: {str(error).splitlines()[0]}") from error
+    put_weights(state, path)
     return state
+
+
+def about_checkpoint(folder: str | Path) -> dict[str, Any]:
+    """Return what a checkpoint comes from: config, code, environment, and what the user gave; empty if unknown."""
+    manifest = _read_manifest(Path(folder)) or {}
+    told: dict[str, Any] = manifest.get("about", {})
+    return told
 
 
 def _read_manifest(path: Path) -> dict[str, Any] | None:
@@ -161,7 +201,7 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
         return None
     if (
         not isinstance(manifest, dict)
-        or manifest.get("format") != FORMAT
+        or manifest.get("format") not in FORMATS
         or not isinstance(manifest.get("files"), dict)
     ):
         return None

@@ -32,10 +32,10 @@ from muse_spark_ray.training.build import (
     note_batch_norm,
     plain_module,
 )
-from muse_spark_ray.training.checkpoint import Checkpoints
 from muse_spark_ray.training.diagnose import DivergedError, explained
 from muse_spark_ray.training.distributed import join_world, share_buffers, spread, spread_again
 from muse_spark_ray.training.evaluate import Evaluation, evaluate, predictions
+from muse_spark_ray.training.keeper import Keeper
 from muse_spark_ray.training.loop import EpochTotals, Run, train_epoch
 from muse_spark_ray.training.metrics import MetricSet
 from muse_spark_ray.training.objective import Criterion, Objective, can_be_per_sample, default_criterion
@@ -44,7 +44,6 @@ from muse_spark_ray.training.precision import Precision, to_fp8
 from muse_spark_ray.training.records import EpochRecord, Metrics, OnEpoch, best_of, percent, strict_json
 from muse_spark_ray.training.review import Review
 from muse_spark_ray.training.schedules import Schedule
-from muse_spark_ray.training.state import restore, snapshot
 
 logger = logging.getLogger(__name__)
 Data = DataLoader[Any] | TensorDataset
@@ -69,6 +68,7 @@ class MuseSparkTrainer:
         config: A TrainConfig, or a dictionary with its keys or the mission's (`use_amp`,
             `gradient_accumulation_steps`, `adaptive_sampling`, `dynamic_lr_scheduler`, `checkpoint`).
         clock: Where time is booked; None starts one.
+        about: Kept in every checkpoint as JSON: label map, preprocessing, tokenizer, whatever using the model needs.
 
     Raises:
         ConfigError: If a key or a combination is not allowed, before any training.
@@ -89,6 +89,7 @@ class MuseSparkTrainer:
         config: Any = None,
         *,
         clock: PhaseClock | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         self.config = train_config(config)
         if train_loader is None:
@@ -146,9 +147,8 @@ class MuseSparkTrainer:
         self._best = Best(c.task.metric, higher_is_better=METRICS[c.task.metric].higher_is_better)
         self._history: list[Metrics] = []
         self._seconds = 0.0
-        self._last_save, self._saved_epoch = time.monotonic(), 0
-        self._verdict: dict[str, Any] = {"state": "new", "diagnosis": None, "resumed_from": None}
-        self._checkpoints = self._open_checkpoints()
+        self._verdict: dict[str, Any] = {"state": "new", "diagnosis": None, "resumed_from": None, "exact_resume": None}
+        self._keeper = Keeper(c, higher_is_better=self._best.higher_is_better, about=about or {})
         self._resume()
 
     def fit(self, epochs: int | None = None, *, on_epoch: OnEpoch | None = None) -> dict[str, Any]:
@@ -178,10 +178,12 @@ class MuseSparkTrainer:
             raise explained(error) from error
         else:
             self._save_if_due(is_last=True)
+        finally:
+            self._keeper.finish()
         self._seconds += time.monotonic() - started
         report = {**self.get_training_report(), **strict_json(self._analysis())}
-        if self._checkpoints is not None and self._run.world.is_first:
-            _write_json(self._checkpoints.folder / "report.json", report)
+        if self._keeper.folder is not None and self._run.world.is_first:
+            _write_json(self._keeper.folder / "report.json", report)
         return report
 
     @property
@@ -192,8 +194,7 @@ class MuseSparkTrainer:
     @property
     def newest_checkpoint(self) -> str | None:
         """Folder of the newest complete checkpoint, None without one."""
-        saved = self._checkpoints.saved() if self._checkpoints is not None else []
-        return str(saved[-1].path) if saved else None
+        return self._keeper.newest
 
     def get_best_model(self) -> nn.Module:
         """Return a copy of the model with the weights of its best epoch, in eval mode.
@@ -287,6 +288,18 @@ class MuseSparkTrainer:
             found["thresholds"] = self.tune_thresholds(c.thresholds)
         return found
 
+    def _resume(self) -> None:
+        resumed = self._keeper.resume(self._run, self._best)
+        if resumed is None:
+            return
+        run = self._run
+        self._history, self._seconds = resumed.history, resumed.seconds
+        self._verdict |= {"resumed_from": resumed.epoch, "exact_resume": resumed.is_exact}
+        run.model = spread_again(run.model, run.module, run.world, run.stack)
+
+    def _save_if_due(self, *, is_last: bool) -> str | None:
+        return self._keeper.save_if_due(self._run, self._best, self._history, seconds=self._seconds, is_last=is_last)
+
     def _one_epoch(self, total: int, last: int, on_epoch: OnEpoch | None) -> bool:
         """Train and evaluate one epoch; return True if the training is to end with it."""
         run, began = self._run, time.monotonic()
@@ -365,50 +378,6 @@ class MuseSparkTrainer:
             self._best = Best("val_loss", higher_is_better=False)
         model = self._run.stack.evaluation_model(self._run.module)
         self._best.offer(metrics.get(self._best.metric), epoch=self._run.epoch, model=model)
-
-    def _open_checkpoints(self) -> Checkpoints | None:
-        c = self.config.checkpoint
-        if c.save_dir is None:
-            return None
-        return Checkpoints(c.save_dir, keep_last=c.keep_last, higher_is_better=self._best.higher_is_better)
-
-    def _save_if_due(self, *, is_last: bool) -> str | None:
-        frequency = self.config.checkpoint.save_freq
-        if self._checkpoints is None or self._saved_epoch == self._run.epoch:
-            return None
-        waited = time.monotonic() - self._last_save
-        is_due = is_last or frequency == "epoch" or (not isinstance(frequency, str) and waited >= frequency)
-        # Ranks' clocks differ; the first one decides, since a snapshot needs all of them.
-        if not _agree(is_due, self._run):
-            return None
-        with self._run.clock.phase(Phase.checkpoint):
-            state = snapshot(self._run, best=self._best, history=self._history, seconds=self._seconds)
-            self._last_save, self._saved_epoch = time.monotonic(), self._run.epoch
-            if not self._run.world.is_first:
-                return None
-            metric = self._history[-1].get(self._best.metric)
-            return str(self._checkpoints.save(state, epoch=self._run.epoch, metric=metric))
-
-    def _resume(self) -> None:
-        if self._checkpoints is None or self.config.checkpoint.resume == "never":
-            return
-        found = self._checkpoints.load_newest()
-        if found is None:
-            return
-        saved, state = found
-        self._history, self._seconds = restore(self._run, self._best, state, where=saved.path)
-        self._saved_epoch = saved.epoch
-        self._run.model = spread_again(self._run.model, self._run.module, self._run.world, self._run.stack)
-        self._verdict["resumed_from"] = saved.epoch
-        logger.info("resumed from %s: %d epochs are done", saved.path, saved.epoch)
-
-
-def _agree(flag: bool, run: Run) -> bool:
-    if run.world.size == 1:
-        return flag
-    answer = torch.tensor([int(flag)], device=run.world.device)
-    torch.distributed.broadcast(answer, 0)
-    return bool(answer.item())
 
 
 def _peak_gpu_memory(device: torch.device) -> float | None:
