@@ -8,7 +8,7 @@ import traceback
 
 import typer
 
-from muse_spark_ray.cli import query, run, setup
+from muse_spark_ray.cli import checks, query, run, setup
 from muse_spark_ray.errors import MuseSparkError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 run.add_to(app)
 query.add_to(app)
+checks.add_to(app)
 setup.add_to(app)
 
 

@@ -38,6 +38,8 @@ def run_training(config: TrainConfig) -> dict[str, Any] | None:
         return None
     if report["diagnosis"]:
         note(f"error: {report['diagnosis']}")
+    for found in report["observations"]:
+        note(f"{found['level']}: {found['check']}: {found['evidence']}. Try: {found['advice']}.")
     note(closing_line(report))
     if config.checkpoint.save_dir is not None:
         note(f"report:  {config.checkpoint.save_dir}/report.json")

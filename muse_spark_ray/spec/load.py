@@ -19,6 +19,7 @@ from muse_spark_ray.spec.paths import with_value
 from muse_spark_ray.spec.recipes import merged, recipe
 from muse_spark_ray.spec.search import Parameter
 from muse_spark_ray.spec.sweep import SweepSpec
+from muse_spark_ray.spec.task import TaskConfig
 from muse_spark_ray.spec.train import train_config_class
 from muse_spark_ray.spec.yaml import Document, parse_value, parse_yaml
 
@@ -73,6 +74,21 @@ def load_train(path: str | Path | None, *, overrides: Sequence[str] = (), start:
     document = Document({}, "config") if path is None else _parse(path)
     base = {} if start is None else recipe(start)
     return validate(train_config_class(), _overridden(replace(document, data=merged(base, document.data)), overrides))
+
+
+def load_task_config(path: str | Path, *, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Read what is to be trained from a file of any kind: a sweep, a training config, or a task alone.
+
+    Raises:
+        ConfigError: As `load_spec`.
+    """
+    document = _parse(path)
+    if "search" in document.data or "objectives" in document.data:
+        spec = load_spec(path)
+        document = replace(document, data={**spec.train, "task": spec.task.model_dump(exclude_unset=True)})
+    elif document.data and set(document.data) <= set(TaskConfig.model_fields):
+        document = replace(document, data={"task": document.data})
+    return validate(train_config_class(), _overridden(document, overrides))
 
 
 def validate(model: type[M], document: Document) -> M:

@@ -163,6 +163,17 @@ class CheckpointConfig(BaseModel):
         return value
 
 
+class LoggingConfig(BaseModel):
+    """Where the numbers of each epoch go, besides `log.jsonl` in checkpoint.save_dir."""
+
+    model_config = STRICT
+
+    tensorboard: str | None = Field(None, description="folder for TensorBoard")
+    mlflow: str | None = Field(None, description="MLflow tracking URI or folder (extra `mlflow`)")
+    experiment: str = Field("muse-spark", description="MLflow experiment")
+    wandb: str | None = Field(None, description="W&B project (extra `wandb`)")
+
+
 class AnalysisConfig(BaseModel):
     """What the report says of the data after training."""
 
@@ -205,6 +216,7 @@ class TrainSettings(BaseModel):
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="optimizer and its settings")
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig, description="learning rate over the updates")
     precision: PrecisionConfig = Field(default_factory=PrecisionConfig, description="mixed precision")
+    logging: LoggingConfig = Field(default_factory=LoggingConfig, description="where the numbers of each epoch go")
     analysis: AnalysisConfig = Field(default_factory=AnalysisConfig, description="what the report says of the data")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="saving and resuming")
 
@@ -228,8 +240,8 @@ class TrainSettings(BaseModel):
         return min(self.epochs, self.stop_epoch or self.epochs)
 
     def identity(self) -> str:
-        """Return a hash of all that decides the result; where checkpoints go is not part of it."""
-        text = self.model_dump_json(exclude={"checkpoint"})
+        """Return a hash of all that decides the result; where checkpoints and numbers go is not part of it."""
+        text = self.model_dump_json(exclude={"checkpoint", "logging"})
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

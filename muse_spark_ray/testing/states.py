@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_TIMED = ("samples_per_second", "data_wait_share", "latency_ms")
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -49,7 +50,7 @@ def foreign_parts(state: Any, *, where: str = "state") -> list[str]:
 
 def repeatable(state: dict[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's state without what depends on the speed of the machine."""
-    history = [{k: v for k, v in epoch.items() if k != "samples_per_second"} for epoch in state["history"]]
+    history = [{k: v for k, v in epoch.items() if k not in _TIMED} for epoch in state["history"]]
     return {key: value for key, value in state.items() if key != "seconds"} | {"history": history}
 
 

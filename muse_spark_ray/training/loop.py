@@ -95,12 +95,14 @@ class EpochTotals:
         samples: Samples trained on.
         windows: Windows tried.
         grad_norm: Gradient norm of the last window before clipping; None where it was not needed.
+        waited: Seconds in which the device waited for data, on this rank.
     """
 
     loss: float
     samples: int
     windows: int
     grad_norm: float | None
+    waited: float = 0.0
 
 
 def train_epoch(run: Run, *, epochs: int) -> EpochTotals:
@@ -145,7 +147,7 @@ def train_epoch(run: Run, *, epochs: int) -> EpochTotals:
         window.batches.clear()  # so that the next batch finds this one's memory, still in cache
     run.clock.add(Phase.data_wait, waited)
     loss_sum = sum_over_ranks([loss_sum], run.world)[0] / run.world.size
-    return EpochTotals(loss_sum / weight_sum if weight_sum else float("nan"), samples, count, norm)
+    return EpochTotals(loss_sum / weight_sum if weight_sum else float("nan"), samples, count, norm, waited)
 
 
 def accumulate_gradients(run: Run, window: Window, weight: float, step: Step) -> tuple[float, float | None]:

@@ -19,7 +19,8 @@ class EpochRecord:
     Args:
         epoch: Epochs done, from 1.
         metrics: train_loss, val_loss, accuracy (in [0, 1]), lr, effective_batch_size, samples_per_second,
-            skipped_steps and bad_steps (of this epoch), updates (in all).
+            data_wait_share (of the epoch's training time), skipped_steps and bad_steps (of this epoch), updates (in
+            all), the task's further metrics, and what strategies tell.
         spans: Where the time since the last record went, without gaps.
         ended: UTC seconds.
         checkpoint: Folder written at the end of this epoch, if any.

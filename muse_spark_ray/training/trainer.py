@@ -36,9 +36,11 @@ from muse_spark_ray.training.diagnose import DivergedError, explained
 from muse_spark_ray.training.distributed import join_world, share_buffers, spread, spread_again
 from muse_spark_ray.training.evaluate import Evaluation, evaluate, predictions
 from muse_spark_ray.training.keeper import Keeper
+from muse_spark_ray.training.loggers import Loggers
 from muse_spark_ray.training.loop import EpochTotals, Run, train_epoch
 from muse_spark_ray.training.metrics import MetricSet
 from muse_spark_ray.training.objective import Criterion, Objective, can_be_per_sample, default_criterion
+from muse_spark_ray.training.observe import observations
 from muse_spark_ray.training.optimizers import set_mode
 from muse_spark_ray.training.precision import Precision, to_fp8
 from muse_spark_ray.training.records import EpochRecord, Metrics, OnEpoch, best_of, percent, strict_json
@@ -168,9 +170,13 @@ class MuseSparkTrainer:
         last = min(total, self.config.stop_epoch or total)
         started = time.monotonic()
         self._verdict["state"] = "finished"
+        loggers = self._open_loggers()
         try:
-            while self._run.epoch < last and not self._one_epoch(total, last, on_epoch):
-                pass
+            while self._run.epoch < last:
+                is_end = self._one_epoch(total, last, on_epoch)
+                loggers.log(self._run.epoch, self._numbers(last))
+                if is_end:
+                    break
         except DivergedError as diverged:
             logger.warning("%s", diverged)
             self._verdict |= {"state": "diverged", "diagnosis": str(diverged)}
@@ -180,6 +186,7 @@ class MuseSparkTrainer:
             self._save_if_due(is_last=True)
         finally:
             self._keeper.finish()
+            loggers.close()
         self._seconds += time.monotonic() - started
         report = {**self.get_training_report(), **strict_json(self._analysis())}
         if self._keeper.folder is not None and self._run.world.is_first:
@@ -274,10 +281,24 @@ class MuseSparkTrainer:
             "precision_report": run.precision.report(),
             "strategies": [member.name for member in run.stack.members],
             "strategy_reports": run.stack.report(),
+            "observations": [found.as_row() for found in observations(self._history, self.config)],
             "history": self._history,
         }
         result: dict[str, Any] = strict_json(report)
         return result
+
+    def _open_loggers(self) -> Loggers:
+        is_first = self._run.world.is_first
+        config = self.config.logging if is_first else type(self.config.logging)()
+        about = self.config.model_dump(mode="json")
+        return Loggers(config, folder=self._keeper.folder if is_first else None, about=about)
+
+    def _numbers(self, last: int) -> Metrics:
+        """Return what is logged of the epoch that ended: its metrics, the device's memory, the time left."""
+        seconds = [e["samples"] / s for e in self._history if (s := e["samples_per_second"]) and e["samples"]]
+        left = (last - self._run.epoch) * sum(seconds) / len(seconds) if seconds else None
+        memory = _peak_gpu_memory(self._run.world.device)
+        return {**self._history[-1], "peak_gpu_memory_mb": memory, "training_seconds_left": left}
 
     def _analysis(self) -> dict[str, Any]:
         """Return what the config asks to know of the data, after training."""
@@ -362,6 +383,7 @@ class MuseSparkTrainer:
             "lr": self._run.schedule.lr,
             "effective_batch_size": self._effective_batch_size(),
             "samples_per_second": totals.samples / seconds if seconds > 0 else None,
+            "data_wait_share": min(1.0, totals.waited / seconds) if seconds > 0 else None,
             "samples": totals.samples,
             "skipped_steps": skipped,
             "bad_steps": bad,
