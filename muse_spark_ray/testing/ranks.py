@@ -30,7 +30,7 @@ def on_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) -> 
         AssertionError: With a rank's traceback if any rank failed.
     """
     # Importing torch takes longer than most tests: a server that has done so once is forked for each rank.
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["muse_spark_ray.testing.toys"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["muse_spark_ray.testing.warm"])
     with tempfile.TemporaryDirectory() as folder:
         start_processes(  # type: ignore[no-untyped-call]
             _rank,

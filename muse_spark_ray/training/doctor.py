@@ -222,11 +222,8 @@ class Patient:
             rates.append(rate)
             losses.append(smooth)
         if len(losses) < 5 or min(losses) > 0.98 * losses[0]:
-            return Finding(
-                "learning rate range",
-                "warning",
-                f"the loss does not fall at any rate up to {rates[-1]:.1e}" if rates else "no finite loss",
-            )
+            seen = f"the loss does not fall at any rate up to {rates[-1]:.1e}" if rates else "no loss is finite"
+            return Finding("learning rate range", "warning", seen, "see first output, gradient flow, overfit one batch")
         lowest = losses.index(min(losses))
         slopes = [losses[i + 2] - losses[i] for i in range(max(lowest - 1, 1))]
         steepest = rates[slopes.index(min(slopes)) + 1]
