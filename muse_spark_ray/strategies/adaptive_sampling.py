@@ -168,7 +168,7 @@ class AdaptiveSampling(Strategy):
             None, doc="proxy: module:function or path.py:function that returns the model that scores"
         )
         proxy_weights: str | None = knob(
-            None, doc="proxy: file of its weights, a state dict or the state.pt of a checkpoint"
+            None, doc="proxy: its weights: folder of a checkpoint, safetensors, or a state dict"
         )
         smoothing: float = knob(0.5, ge=0, lt=1, doc="weight of a sample's old loss when a new one comes in")
 
@@ -227,7 +227,7 @@ class AdaptiveSampling(Strategy):
 
     def _score(self) -> None:
         """Let a model pass over all samples, where losses do not come from the training."""
-        c, review = self.config, self.context.review
+        c, review = self.config, self.context.tools.review
         if c.scoring == "running" or review is None or (c.scoring == "proxy" and bool(self._seen.all())):
             return
         for batch, _, losses in review(self._model if c.scoring == "full" else self._proxy):

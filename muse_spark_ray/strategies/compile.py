@@ -49,6 +49,9 @@ class Compile(Strategy):
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         c = self.config
+        # What was compiled is kept by source line, of which torch takes a few variants only: trials that follow each
+        # other in one process would soon run as they are.
+        torch._dynamo.reset()
         # Forward passes that torch itself defines, such as Sequential's, are never traced from outside; ours are.
         change_forward(model, lambda module, own: own)
         model.compile(
@@ -63,7 +66,7 @@ class Compile(Strategy):
         """Book what was spent on compiling since the last update."""
         seconds = self._watch.seconds
         if seconds > self._booked:
-            self.context.clock.add(Phase.compile, seconds - self._booked)
+            self.context.tools.clock.add(Phase.compile, seconds - self._booked)
             self._booked = seconds
 
     def report(self) -> dict[str, Any]:

@@ -138,7 +138,7 @@ class Distillation(Strategy):
             doc="module:function or path.py:function that returns the teacher, an nn.Module with the student's outputs",
         )
         weights: str | None = knob(
-            None, doc="file of the teacher's weights: a state dict, safetensors, or the state.pt of a checkpoint"
+            None, doc="the teacher's weights: folder of a checkpoint, safetensors, or a state dict"
         )
         temperature: float = knob(4.0, gt=0, le=100, search=(1.0, 10.0), doc="softens both distributions")
         weight: float = knob(0.5, ge=0, le=1, search=(0.1, 0.9), doc="weight of the teacher; the labels have the rest")
@@ -251,10 +251,10 @@ def cached_scores(strategy: Distillation) -> Tensor:
         ConfigError: If the order of the samples is not the trainer's, or the file cannot be used.
     """
     context, path = strategy.context, Path(strategy.config.cache).expanduser()
-    if context.review is None:
+    if context.tools.review is None:
         raise ConfigError("strategies.distillation.cache needs a data set whose sample order the trainer controls.")
     wanted = _identity(strategy)
-    with context.clock.phase(Phase.shared):
+    with context.tools.clock.phase(Phase.shared):
         with _only_one(path) if context.rank == 0 else nullcontext():
             is_there = _from_first(_holds(path, wanted), context)
             if not is_there:
@@ -300,10 +300,10 @@ def _holds(path: Path, wanted: Mapping[str, str]) -> bool:
 
 def _computed(strategy: Distillation) -> Tensor:
     context = strategy.context
-    assert context.review is not None
+    assert context.tools.review is not None
     parts = [
         (batch.indices.cpu(), scores.float().cpu())
-        for batch, scores, _ in context.review(_Teaching(strategy))
+        for batch, scores, _ in context.tools.review(_Teaching(strategy))
         if batch.indices is not None
     ]
     if context.world_size > 1:

@@ -177,7 +177,7 @@ class StructuredPruning(Strategy):
 
     @property
     def _example(self) -> Any:
-        return self.context.example
+        return self.context.tools.example
 
     def _size(self) -> dict[str, float]:
         macs, parameters = import_torch_pruning().utils.count_ops_and_params(self._model, self._example)

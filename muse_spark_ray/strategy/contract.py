@@ -76,6 +76,21 @@ Each rank passes its share. Losses are None where the criterion cannot tell thos
 
 
 @dataclass(frozen=True, slots=True)
+class Tools:
+    """What the trainer lends to strategies.
+
+    Args:
+        review: Passes all training samples through a model; None where their order is not the trainer's.
+        clock: Where time is booked.
+        example: Inputs of one sample on the device, [1, ...].
+    """
+
+    review: Review | None = None
+    clock: PhaseClock = field(default_factory=PhaseClock)
+    example: Any = None
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
     """The facts about a run that a strategy may build on.
 
@@ -87,9 +102,7 @@ class Context:
         world_size: Number of processes.
         device: Where the model lives.
         targets: [samples, ...] targets of the training set, None where they cannot be had without reading it.
-        review: Passes all training samples through a model; None where their order is not the trainer's.
-        clock: Where time is booked.
-        example: Inputs of one sample on the device, [1, ...].
+        tools: What the trainer lends.
     """
 
     samples: int
@@ -99,9 +112,7 @@ class Context:
     world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     targets: Tensor | None = None
-    review: Review | None = None
-    clock: PhaseClock = field(default_factory=PhaseClock)
-    example: Any = None
+    tools: Tools = field(default_factory=Tools)
 
 
 class Step(NamedTuple):

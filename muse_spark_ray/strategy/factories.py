@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from safetensors.torch import load_file as load_tensors
 from torch import nn
 
 from muse_spark_ray.errors import ConfigError
@@ -44,7 +45,7 @@ def load_module(reference: str, weights: str | None, *, names: tuple[str, ...], 
 
     Args:
         reference: As for `import_object`; a function that returns a module, or the module itself.
-        weights: File of its weights: a state dict, the `state.pt` of a checkpoint, or safetensors; None leaves it as built.
+        weights: Its weights: the folder of a checkpoint, safetensors, or a state dict; None leaves it as built.
         names: As for `import_object`.
         what: Key of the config, for messages.
 
@@ -65,13 +66,13 @@ def load_module(reference: str, weights: str | None, *, names: tuple[str, ...], 
 
 
 def _read_weights(path: str) -> dict[str, Any]:
-    if path.endswith(".safetensors"):
-        from safetensors.torch import load_file as load_tensors
-
-        return dict(load_tensors(path))
-    saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    inner: dict[str, Any] = saved.get("model", saved)
-    return inner
+    place = Path(path).expanduser()
+    beside = [place / name for name in ("best.safetensors", "model.safetensors")] if place.is_dir() else [place]
+    for file in beside:
+        if file.suffix == ".safetensors" and file.is_file():
+            return dict(load_tensors(file))
+    saved: dict[str, Any] = torch.load(place, map_location="cpu", weights_only=True)
+    return saved
 
 
 def _load_place(place: str, reference: str, what: str) -> ModuleType:

@@ -40,6 +40,7 @@ from muse_spark_ray.strategy import (
     Stage,
     Step,
     Strategy,
+    Tools,
     Trait,
     declared_distributions,
     strategies,
@@ -206,7 +207,7 @@ class StrategyContract:
     def build(self, name: str) -> Strategy:
         """Return the strategy as a run would build it for the toy problem, its model prepared."""
         config = train_config({"strategies": self.block(name)}).strategies.switched_on()[name]
-        context = Context(SAMPLES, CLASSES, targets=blobs().tensors[1], example=blobs().tensors[0][:1])
+        context = Context(SAMPLES, CLASSES, targets=blobs().tensors[1], tools=Tools(example=blobs().tensors[0][:1]))
         strategy = strategies()[name](config, context)
         model = strategy.prepare_model(toy_net())
         strategy.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.05))

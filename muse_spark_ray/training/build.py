@@ -64,7 +64,7 @@ def build_stack(
         return StrategyStack((), context)
     known = strategies()
     sample = look()
-    context = replace(context, classes=sample.classes, example=sample.inputs)
+    context = replace(context, classes=sample.classes, tools=replace(context.tools, example=sample.inputs))
     offers = {
         Trait.IMAGES: sample.is_image,
         Trait.CLASS_TARGETS: context.classes is not None,

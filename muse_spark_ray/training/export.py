@@ -11,7 +11,7 @@ from torch import nn
 
 from muse_spark_ray.errors import ConfigError, DataError
 from muse_spark_ray.spec.load import train_config
-from muse_spark_ray.strategy import Context, strategies
+from muse_spark_ray.strategy import Context, Tools, strategies
 from muse_spark_ray.training.checkpoint import about_checkpoint, load_state
 from muse_spark_ray.training.models import build_model
 
@@ -44,7 +44,7 @@ def load_model(folder: str | os.PathLike[str], *, model: nn.Module | None = None
         model = build_model(config.task.model, shape=tuple(shape), outputs=int(outputs))
     if example is None and shape is not None:
         example = torch.zeros(1, *shape)
-    context = Context(0, outputs, example=example)
+    context = Context(0, outputs, tools=Tools(example=example))
     for name, own in config.strategies.switched_on().items():
         if strategies()[name].changes_architecture:
             member = strategies()[name](own, context)

@@ -21,7 +21,7 @@ from muse_spark_ray.data import open_source
 from muse_spark_ray.errors import ConfigError
 from muse_spark_ray.spec.load import train_config
 from muse_spark_ray.spec.metrics import METRICS
-from muse_spark_ray.strategy import Context, Decision, Step
+from muse_spark_ray.strategy import Context, Decision, Step, Tools
 from muse_spark_ray.training.analysis import Goal, best_thresholds, hardest_samples
 from muse_spark_ray.training.best import Best
 from muse_spark_ray.training.build import (
@@ -109,8 +109,9 @@ class MuseSparkTrainer:
         precision = Precision(c.precision, world.device)
         clock = clock or PhaseClock()
         review = Review(source, criterion, precision, world) if source.is_indexed else None
+        tools = Tools(review, clock)
         context = Context(
-            source.samples or 0, None, c.seed, world.rank, world.size, world.device, source.targets, review, clock
+            source.samples or 0, None, c.seed, world.rank, world.size, world.device, source.targets, tools
         )
         stack = build_stack(c, context, criterion, precision, source, look)
         module = stack.prepare_model(module)

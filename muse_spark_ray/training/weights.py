@@ -27,7 +27,7 @@ def take_weights(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Weigh
     rest, files = dict(state), {}
     for name, place in PLACES.items():
         holder = _holder(rest, place)
-        if holder is not None:
+        if holder is not None and holder[place[-1]]:
             whole = holder[place[-1]]
             files[name] = {key: value for key, value in whole.items() if _is_plain(value)}
             holder[place[-1]] = {key: value for key, value in whole.items() if not _is_plain(value)}

@@ -111,9 +111,7 @@ def test_a_checkpoint_of_ours_is_a_file_of_weights(tmp_path: Path) -> None:
         "from torch import nn\n"
         "def teacher(): return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.0), nn.Linear(8, 3))\n"
     )
-    strategy = build(
-        "distillation", teacher=str(tmp_path / "net.py"), weights=str(tmp_path / "epoch_000001" / "state.pt")
-    )
+    strategy = build("distillation", teacher=str(tmp_path / "net.py"), weights=str(tmp_path / "last"))
     teacher = strategy._teacher  # type: ignore[attr-defined]
     assert torch.equal(weights(teacher), weights(trainer.get_best_model()))
 
