@@ -231,15 +231,48 @@ class ForeignSource:
         for owner in (self._loader.sampler, self._loader.dataset):
             if hasattr(owner, "set_epoch"):
                 owner.set_epoch(epoch)
+        groups = self._groups(self._cut.accumulation_at(epoch))
+        if self._cut.world_size == 1:
+            for group in groups:
+                samples = sum(batch.size for batch in group)
+                yield Window(group, samples, samples)
+        else:
+            yield from self._together(groups)
+
+    def _groups(self, accumulation: int) -> Iterator[list[Batch]]:
         group: list[Batch] = []
-        accumulation = self._cut.accumulation_at(epoch)
         for raw in self._loader:
-            group.append(Batch(*split_pair(raw)))
+            batch = Batch(*split_pair(raw))
+            if batch.size == 0:
+                continue
+            group.append(batch)
             if len(group) == accumulation:
-                yield self._window(group)
+                yield group
                 group = []
         if group:
-            yield self._window(group)
+            yield group
+
+    def _together(self, groups: Iterator[list[Batch]]) -> Iterator[Window]:
+        """Yield windows until the last rank has no more; a rank that ends earlier goes on with a sample of no weight.
+
+        Raises:
+            DataError: On every rank, if the shard of one holds no batch at all.
+        """
+        spare: Batch | None = None
+        while True:
+            group = next(groups, [])
+            own = sum(batch.size for batch in group)
+            spare = padding(group[0]) if group else spare
+            total, empty = _sum_over_ranks(own, int(spare is None))
+            if total == 0:
+                return
+            if empty or spare is None:
+                raise DataError(
+                    f"{empty} of {self._cut.world_size} workers find no batch in their shard of the data, the others do.",
+                    hint="use at least as many shards as workers, or fewer workers",
+                )
+            yield Window(group or [spare], total, total)
+            del group
 
     def read(self) -> Iterator[Batch]:
         return iter(())
@@ -253,13 +286,27 @@ class ForeignSource:
     def window_size(self, epoch: int) -> int | None:
         return None if self.batch_size is None else self._cut.accumulation_at(epoch) * self._cut.across
 
-    def _window(self, group: list[Batch]) -> Window:
-        samples = sum(batch.size for batch in group)
-        if self._cut.world_size > 1:
-            total = torch.tensor(samples)
-            dist.all_reduce(total)
-            samples = int(total)
-        return Window(group, samples, samples)
+
+def padding(batch: Batch) -> Batch:
+    """Return the first sample of a batch, without weight: for a rank that must take part and has no sample left."""
+    first = slice(0, 1)
+    return Batch(_rows(batch.inputs, first), _rows(batch.targets, first), None, torch.zeros(1))
+
+
+def _rows(value: Any, rows: slice) -> Any:
+    if isinstance(value, dict):
+        return {key: _rows(part, rows) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_rows(part, rows) for part in value)
+    return value[rows]
+
+
+def _sum_over_ranks(*values: int) -> list[int]:
+    """Add numbers over all ranks, on the device that the process group works with."""
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    total = torch.tensor(values, dtype=torch.int64, device=device)
+    dist.all_reduce(total)
+    return [int(value) for value in total]
 
 
 def open_source(data: DataLoader[Any] | TensorDataset, cut: Cut) -> Source:

@@ -56,10 +56,14 @@ def _on_gpu(device: str) -> bool:
 
 def _pick_device(device: str) -> torch.device:
     if device != "auto":
-        return torch.device(device)
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        chosen = torch.device(device)
+    elif not torch.cuda.is_available():
+        chosen = torch.device("cpu")
+    else:
+        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)  # what NCCL's exchange of objects goes through
+    return chosen
 
 
 def spread(model: nn.Module, world: World, stack: StrategyStack) -> nn.Module:

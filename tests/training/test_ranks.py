@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 from toys import Batches, Line, blobs, half_squared_error, in_order, small_net, trained, weights
 
@@ -149,3 +149,38 @@ def test_two_ranks_resume_bit_for_bit(tmp_path: Any) -> None:
     for (expected, _), (found, epochs) in zip(whole, parts, strict=True):
         assert epochs == 5
         assert torch.equal(expected, found)
+
+
+class _Shard(IterableDataset[Any]):
+    """A stream of which each rank has another number of batches."""
+
+    def __init__(self, counts: list[int]) -> None:
+        self.own = counts[int(os.environ["RANK"])]
+
+    def __iter__(self) -> Any:
+        data = blobs(8 * 8)
+        start = 32 * int(os.environ["RANK"])
+        x, y = (tensor[start : start + 4 * self.own].split(4) for tensor in data.tensors)
+        return iter(list(zip(x, y, strict=True)))
+
+
+def _train_on_shards(counts: list[int], criterion: str) -> tuple[list[float], list[int], int]:
+    net = small_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loss = nn.CrossEntropyLoss() if criterion == "module" else nn.functional.cross_entropy
+    trainer = MuseSparkTrainer(net, optimizer, loss, DataLoader(_Shard(counts), batch_size=None), None, {})
+    report = trainer.fit(2)
+    return weights(net).tolist(), [epoch["samples"] for epoch in report["history"]], report["updates"]
+
+
+@pytest.mark.parametrize("criterion", ["module", "function"])
+def test_shards_of_unequal_length_neither_hang_nor_repeat_samples(criterion: str) -> None:
+    (first, samples, updates), (second, others, _) = on_ranks(_train_on_shards, 2, [5, 3], criterion)
+    assert first == second
+    assert samples == others == [32, 32]
+    assert updates == 10
+
+
+def test_a_rank_without_any_data_says_so() -> None:
+    with pytest.raises(AssertionError, match="1 of 2 workers find no batch in their shard"):
+        on_ranks(_train_on_shards, 2, [5, 0], "module")
