@@ -3,6 +3,7 @@
 from muse_spark_ray.data.config import DataConfig
 from muse_spark_ray.data.loader import Source, Window, open_source, split_pair
 from muse_spark_ray.data.order import Cut, Growth, epoch_order, plan_windows
+from muse_spark_ray.data.packing import pack_sequences
 from muse_spark_ray.data.sets import Task, TensorSet
 from muse_spark_ray.data.sources import load_task, read_and_split
 
@@ -17,6 +18,7 @@ __all__ = [
     "epoch_order",
     "load_task",
     "open_source",
+    "pack_sequences",
     "plan_windows",
     "read_and_split",
     "split_pair",

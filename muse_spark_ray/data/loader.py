@@ -54,7 +54,7 @@ class Source(Protocol):
 
     `samples` is the size of the training set over all ranks, None if it is not known; `is_indexed` says if the
     trainer controls the order; `targets` are those of all samples, [samples, ...], None if they cannot be had without
-    reading the data; `windows_per_epoch` is None if it is not known before the epoch has run.
+    reading the data; `lengths` those of sequences, [samples] int64, where the data set says them; `windows_per_epoch` is None if it is not known before the epoch has run.
     """
 
     @property
@@ -68,6 +68,9 @@ class Source(Protocol):
 
     @property
     def targets(self) -> Tensor | None: ...
+
+    @property
+    def lengths(self) -> Tensor | None: ...
 
     def windows(self, epoch: int, reorder: Reorder | None = None, reorder_every: int | None = None) -> Iterator[Window]:
         """Yield the windows of one epoch."""
@@ -146,6 +149,7 @@ class TensorSource(_Planned):
     def __init__(self, data: TensorDataset, cut: Cut, *, shuffle: bool = True, drop_last: bool = False) -> None:
         super().__init__(len(data), cut, shuffle=shuffle, drop_last=drop_last)
         self._inputs, self.targets = data.tensors
+        self.lengths = known_lengths(data)
 
     def windows(self, epoch: int, reorder: Reorder | None = None, reorder_every: int | None = None) -> Iterator[Window]:
         for planned in self.plans(epoch, reorder, reorder_every):
@@ -169,6 +173,8 @@ class IndexedSource(_Planned):
         self._collate = loader.collate_fn
         self._many = getattr(loader.dataset, "__getitems__", None)
         self.targets = known_targets(loader.dataset)
+        self.lengths = known_lengths(loader.dataset)
+        self.workers = loader.num_workers
 
     def windows(self, epoch: int, reorder: Reorder | None = None, reorder_every: int | None = None) -> Iterator[Window]:
         for part, planned in enumerate(self.plans(epoch, reorder, reorder_every)):
@@ -182,13 +188,18 @@ class IndexedSource(_Planned):
                 yield Window(batches, window.samples, window.samples)
                 del batches
 
-    def read(self) -> Iterator[Batch]:
-        shares = self.own_shares()
+    @property
+    def own_samples(self) -> int:
+        """Samples of this rank's share of all."""
+        return sum(len(share.indices) for share in self.own_shares())
+
+    def read(self, most: int | None = None) -> Iterator[Batch]:
+        shares = self.own_shares()[:most]
         for share, raw in zip(shares, self._fetch_all(shares, seeded(self._cut.seed, self._cut.rank)), strict=True):
             yield Batch(*split_pair(raw), share.indices)
 
     def _fetch_all(self, shares: list[Share], seed: torch.Generator) -> Iterator[Any]:
-        return map(self._fetch, shares) if self._loader.num_workers == 0 else self._fetch_by_workers(shares, seed)
+        return map(self._fetch, shares) if self.workers == 0 else self._fetch_by_workers(shares, seed)
 
     def _fetch(self, share: Share) -> Any:
         indices = share.indices.tolist()
@@ -203,13 +214,13 @@ class IndexedSource(_Planned):
             DataLoader(
                 theirs.dataset,
                 batch_sampler=[share.indices.tolist() for share in shares],
-                num_workers=theirs.num_workers,
+                num_workers=self.workers,
                 collate_fn=theirs.collate_fn,
                 pin_memory=theirs.pin_memory,
                 timeout=theirs.timeout,
                 worker_init_fn=theirs.worker_init_fn,
                 multiprocessing_context=theirs.multiprocessing_context,
-                prefetch_factor=theirs.prefetch_factor,
+                prefetch_factor=theirs.prefetch_factor if theirs.num_workers else None,
                 generator=seed,
             )
         )
@@ -221,6 +232,7 @@ class ForeignSource:
     is_indexed = False
     samples: int | None = None
     targets: Tensor | None = None
+    lengths: Tensor | None = None
 
     def __init__(self, loader: DataLoader[Any], cut: Cut) -> None:
         self._loader = loader
@@ -361,6 +373,15 @@ def known_targets(data: Any) -> Tensor | None:
         except (TypeError, ValueError, RuntimeError):  # names instead of numbers, ragged lists
             return None
     return None
+
+
+def known_lengths(data: Any) -> Tensor | None:
+    """Return the lengths of a data set's samples where it has an attribute `lengths`, [N] int64, else None."""
+    if isinstance(data, Subset):
+        whole = known_lengths(data.dataset)
+        return None if whole is None else whole[torch.as_tensor(data.indices)]
+    held = getattr(data, "lengths", None)
+    return torch.as_tensor(held, dtype=torch.int64) if held is not None and len(held) == len(data) else None
 
 
 def split_pair(raw: Any) -> tuple[Any, Any]:

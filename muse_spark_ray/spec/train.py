@@ -163,6 +163,24 @@ class CheckpointConfig(BaseModel):
         return value
 
 
+class LoaderConfig(BaseModel):
+    """How the samples of a map-style data set of a script are read."""
+
+    model_config = STRICT
+
+    workers: int | Literal["auto"] | None = Field(
+        None, description="processes that read; auto: found out by trying; none: as the DataLoader says"
+    )
+    seconds: float = Field(1.0, gt=0, le=60, description="auto: how long each number is tried")
+
+    @field_validator("workers")
+    @classmethod
+    def _workers_are_counted(cls, value: Any) -> Any:
+        if isinstance(value, int) and value < 0:
+            raise ValueError(f"workers is {value}; it must be 0 or more, auto, or none")
+        return value
+
+
 class LoggingConfig(BaseModel):
     """Where the numbers of each epoch go, besides `log.jsonl` in checkpoint.save_dir."""
 
@@ -216,9 +234,15 @@ class TrainSettings(BaseModel):
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="optimizer and its settings")
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig, description="learning rate over the updates")
     precision: PrecisionConfig = Field(default_factory=PrecisionConfig, description="mixed precision")
+    loader: LoaderConfig = Field(default_factory=LoaderConfig, description="how samples are read; `auto` for the best")
     logging: LoggingConfig = Field(default_factory=LoggingConfig, description="where the numbers of each epoch go")
     analysis: AnalysisConfig = Field(default_factory=AnalysisConfig, description="what the report says of the data")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="saving and resuming")
+
+    @field_validator("loader", mode="before")
+    @classmethod
+    def _auto_is_about_the_workers(cls, value: Any) -> Any:
+        return {"workers": "auto"} if value == "auto" else value
 
     @model_validator(mode="before")
     @classmethod
@@ -241,7 +265,7 @@ class TrainSettings(BaseModel):
 
     def identity(self) -> str:
         """Return a hash of all that decides the result; where checkpoints and numbers go is not part of it."""
-        text = self.model_dump_json(exclude={"checkpoint", "logging"})
+        text = self.model_dump_json(exclude={"checkpoint", "logging", "loader"})
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -51,6 +51,7 @@ class Trait(StrEnum):
     KNOWN_CLASSES = (
         "the class of each training sample, known before it is read (a TensorDataset, or a data set with `targets`)"
     )
+    KNOWN_LENGTHS = "the length of each training sample (a data set with `lengths`)"
     REPEATED_SAMPLES = "samples drawn several times an epoch"
     CHANGED_INPUTS = "inputs that differ from the stored ones"
     CHANGING_SHAPES = "layers that lose channels on the way"
@@ -83,11 +84,15 @@ class Tools:
         review: Passes all training samples through a model; None where their order is not the trainer's.
         clock: Where time is booked.
         example: Inputs of one sample on the device, [1, ...].
+        lengths: [samples] int64 of sequences, None where the data set does not say them.
+        batch_size: Samples in a micro-batch on one rank, None if not known.
     """
 
     review: Review | None = None
     clock: PhaseClock = field(default_factory=PhaseClock)
     example: Any = None
+    lengths: Tensor | None = None
+    batch_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from muse_spark_ray.data.loader import known_lengths
 from muse_spark_ray.errors import ConfigError
 from muse_spark_ray.spec.load import train_config
 from muse_spark_ray.spec.train import train_config_class
@@ -207,7 +208,9 @@ class StrategyContract:
     def build(self, name: str) -> Strategy:
         """Return the strategy as a run would build it for the toy problem, its model prepared."""
         config = train_config({"strategies": self.block(name)}).strategies.switched_on()[name]
-        context = Context(SAMPLES, CLASSES, targets=blobs().tensors[1], tools=Tools(example=blobs().tensors[0][:1]))
+        data = blobs()
+        tools = Tools(example=data.tensors[0][:1], lengths=known_lengths(data), batch_size=8)
+        context = Context(SAMPLES, CLASSES, targets=data.tensors[1], tools=tools)
         strategy = strategies()[name](config, context)
         model = strategy.prepare_model(toy_net())
         strategy.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.05))

@@ -29,7 +29,9 @@ def blobs(samples: int = SAMPLES, *, seed: int = 0) -> TensorDataset:
     targets = torch.arange(samples) % CLASSES
     centres = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(0)) * 3
     noise = torch.randn(samples, FEATURES, generator=torch.Generator().manual_seed(seed + 1))
-    return TensorDataset((centres[targets] + noise).view(-1, *IMAGE), targets)
+    data = TensorDataset((centres[targets] + noise).view(-1, *IMAGE), targets)
+    data.lengths = [1 + 7 * i % 5 for i in range(samples)]  # type: ignore[attr-defined]
+    return data
 
 
 def toy_net() -> nn.Sequential:

@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from muse_spark_ray.data import Cut, Growth, Source, Task, split_pair
+from muse_spark_ray.data.autotune import Trial, tune_workers
+from muse_spark_ray.data.loader import IndexedSource
 from muse_spark_ray.strategy import Context, StrategyStack, Trait, check_traits, strategies
 from muse_spark_ray.training.devices import move
 from muse_spark_ray.training.models import build_model
@@ -23,7 +25,7 @@ from muse_spark_ray.training.precision import Precision
 from muse_spark_ray.training.rng import seed_everything
 
 if TYPE_CHECKING:
-    from muse_spark_ray.spec.train import TrainConfig
+    from muse_spark_ray.spec.train import LoaderConfig, TrainConfig
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,18 @@ def cut_of(config: TrainConfig, *, rank: int, world_size: int) -> Cut:
     c = config
     growth = Growth() if c.batch_growth is None else Growth(**c.batch_growth.model_dump())
     return Cut(c.batch_size, c.gradient_accumulation_steps, c.seed, rank, world_size, c.target_batch_size, growth)
+
+
+def tune_loader(source: Source, config: LoaderConfig) -> list[Trial]:
+    """Set how a map-style data set is read; return what was tried to find it out."""
+    if not isinstance(source, IndexedSource) or config.workers is None:
+        return []
+    if config.workers == "auto":
+        tried = tune_workers(source, seconds=config.seconds)
+        logger.info("loader: %d workers, by trying %s", source.workers, [trial.workers for trial in tried])
+        return tried
+    source.workers = config.workers
+    return []
 
 
 def build_stack(
@@ -71,6 +85,7 @@ def build_stack(
         Trait.PER_SAMPLE_LOSSES: can_be_per_sample(criterion),
         Trait.INDEXED_SAMPLES: source.is_indexed,
         Trait.LOSS_SCALING: precision.kind == "fp16",
+        Trait.KNOWN_LENGTHS: context.tools.lengths is not None,
         Trait.KNOWN_CLASSES: context.classes is not None and context.targets is not None,
     }
     check_traits(

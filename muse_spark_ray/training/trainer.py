@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from muse_spark_ray.training.build import (
     look_at_sample,
     note_batch_norm,
     plain_module,
+    tune_loader,
 )
 from muse_spark_ray.training.diagnose import DivergedError, explained
 from muse_spark_ray.training.distributed import join_world, share_buffers, spread, spread_again
@@ -103,13 +105,14 @@ class MuseSparkTrainer:
         world = join_world(c.device)
         cut = cut_of(c, rank=world.rank, world_size=world.size)
         source = open_source(train_loader, cut)
+        self._loader_trials = tune_loader(source, c.loader)
         module = plain_module(model).to(world.device)
         look = partial(look_at_sample, module, train_loader, world.device)
         criterion = criterion if criterion is not None else default_criterion(look().classes)
         precision = Precision(c.precision, world.device)
         clock = clock or PhaseClock()
         review = Review(source, criterion, precision, world) if source.is_indexed else None
-        tools = Tools(review, clock)
+        tools = Tools(review, clock, lengths=source.lengths, batch_size=source.batch_size)
         context = Context(
             source.samples or 0, None, c.seed, world.rank, world.size, world.device, source.targets, tools
         )
@@ -280,6 +283,7 @@ class MuseSparkTrainer:
             "device": str(run.world.device),
             "precision": run.precision.kind,
             "precision_report": run.precision.report(),
+            "loader": [asdict(trial) for trial in self._loader_trials],
             "strategies": [member.name for member in run.stack.members],
             "strategy_reports": run.stack.report(),
             "observations": [found.as_row() for found in observations(self._history, self.config)],
