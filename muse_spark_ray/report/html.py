@@ -13,6 +13,7 @@ import pandas as pd
 from muse_spark_ray.errors import ConfigError
 from muse_spark_ray.pareto import hypervolume_trace
 from muse_spark_ray.report import parallel, plots
+from muse_spark_ray.report.difficulty import difficulty_plot
 from muse_spark_ray.report.formats import duration, money
 from muse_spark_ray.report.image import front_image
 from muse_spark_ray.report.page import page, plot_section, text, words, write_atomically
@@ -87,6 +88,7 @@ def _figures(
         "hypervolume": plots.hypervolume_plot(_spend_trace(sweep, points, shown, reference), reference=reference),
         "phases": plots.phase_plot(totals.seconds_by_phase, totals.usd_by_phase),
         "curves": plots.curves_plot(points, front, objectives),
+        "difficulty": difficulty_plot(sweep.epochs(), front, objectives),
         "parallel": parallel.parallel_plot(shown, front, objectives, **details),
     }
     return {name: figure for name, figure in figures.items() if figure.data}

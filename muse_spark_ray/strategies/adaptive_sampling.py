@@ -247,8 +247,9 @@ class AdaptiveSampling(Strategy):
         low, middle, high = torch.quantile(
             known[:: max(1, len(known) // 100_000)], torch.tensor([0.1, 0.5, 0.9])
         ).tolist()
+        shares = {f"difficulty_from_{edge:g}": float(n) / len(known) for edge, n in zip(_EDGES, counts, strict=False)}
         found = {"difficulty_p10": low, "difficulty_p50": middle, "difficulty_p90": high, "selected_share": self._share}
-        return Decision(metrics=found)
+        return Decision(metrics={**found, **shares})
 
     def report(self) -> dict[str, Any]:
         """Return the histogram of the samples' losses after each epoch."""

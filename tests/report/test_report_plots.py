@@ -12,6 +12,7 @@ from report_sweeps import TableSweep, empty_sweep
 
 from muse_spark_ray.pareto import Direction, front
 from muse_spark_ray.report import plots
+from muse_spark_ray.report.difficulty import difficulty_plot
 from muse_spark_ray.report.parallel import parallel_plot, scale
 from muse_spark_ray.report.settings import differing_settings
 from muse_spark_ray.report.theme import log_ticks
@@ -166,3 +167,33 @@ def test_no_plot_fails_without_points() -> None:
     for figure in figures:
         assert not figure.data
         assert json.loads(figure.to_json())["layout"]["annotations"][0]["text"]
+
+
+def _difficult(trials: tuple[str, ...]) -> pd.DataFrame:
+    rows = []
+    for trial in trials:
+        for epoch in range(1, 4):
+            shares = {
+                "difficulty_from_0": 0.2 * epoch,
+                "difficulty_from_0.1": 0.3,
+                "difficulty_from_1": 0.7 - 0.2 * epoch,
+            }
+            rows.append({"trial": trial, "epoch": epoch, "selected_share": 0.5, **shares})
+    return pd.DataFrame([*rows, {"trial": "plain", "epoch": 1}])
+
+
+def test_the_difficulty_of_the_samples_over_time() -> None:
+    found = pd.DataFrame({"trial": ["t2", "t1", "plain"], "epoch": [1, 3, 1], "accuracy": [0.8, 0.9, 0.95]})
+    figure = difficulty_plot(_difficult(("t1", "t2")), found, {"accuracy": "max"})
+    (heat,) = figure.data
+    assert "trial t1" in figure.layout.title.subtitle.text
+    assert "50% of them" in figure.layout.title.subtitle.text
+    assert list(heat.x) == [1, 2, 3]
+    assert list(heat.y) == ["0 – 0.1", "0.1 – 1", "1 and more"]
+    assert np.allclose(np.asarray(heat.z), [[0.2, 0.4, 0.6], [0.3, 0.3, 0.3], [0.5, 0.3, 0.1]])
+
+
+def test_without_adaptive_sampling_there_is_no_difficulty() -> None:
+    table = pd.DataFrame({"trial": ["a"], "epoch": [1], "accuracy": [0.5]})
+    assert not difficulty_plot(table, table, {"accuracy": "max"}).data
+    assert not difficulty_plot(_difficult(()), table, {"accuracy": "max"}).data
