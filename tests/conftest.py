@@ -9,6 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A machine under load is no reason to fail, and a run of the suite is no lottery: the same examples every time.
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.load_profile("suite")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
