@@ -44,7 +44,6 @@ class Compile(Strategy):
 
     def __init__(self, config: Any, context: Context) -> None:
         super().__init__(config, context)
-        self._watch = CompileWatch()
         self._booked = 0.0
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
@@ -52,6 +51,7 @@ class Compile(Strategy):
         # What was compiled is kept by source line, of which torch takes a few variants only: trials that follow each
         # other in one process would soon run as they are.
         torch._dynamo.reset()
+        self._watch = CompileWatch()  # only now: the reset clears torch's count too
         # Forward passes that torch itself defines, such as Sequential's, are never traced from outside; ours are.
         change_forward(model, lambda module, own: own)
         model.compile(

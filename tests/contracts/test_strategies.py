@@ -15,7 +15,7 @@ class TestStrategies(StrategyContract):
     settings: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "activation_checkpointing": {"blocks": "2 4"},
         "adaptive_sampling": {"update_freq": 2},
-        "compile": {"backend": "aot_eager"},
+        "compile": {"backend": "eager"},
         "crop_flip": {"padding": 0},
         "cutout": {"size": 0.3},
         "distillation": {"teacher": "muse_spark_ray.testing.toys:toy_teacher", "weight": 0.2},
