@@ -22,6 +22,7 @@ Name = Literal[
     "factory",
 ]
 Split = Literal["random", "stratified", "group", "time", "auto"]
+_FILES = ("csv", "parquet", "images", "webdataset", "tfrecord")
 OPERATORS = ("==", "!=", "<", "<=", ">", ">=", "in", "not in")
 
 
@@ -54,6 +55,10 @@ class DataConfig(BaseModel):
     on_corrupt: Literal["fail", "skip"] = Field(
         "fail", description="images, webdataset, tfrecord: what to do with a file or record that cannot be read"
     )
+    cache: str | None = Field(
+        None,
+        description="sources of files: folder for a decoded copy, read in place of the source while it is unchanged",
+    )
     factory: str | None = Field(
         None, description="module:function or path.py:function that returns (inputs, targets) arrays"
     )
@@ -82,6 +87,8 @@ class DataConfig(BaseModel):
                 raise ValueError(f"split: {kind} and {kind}: COLUMN belong together; set both or neither")
             if column is not None and self.name not in ("csv", "parquet", "huggingface"):
                 raise ValueError(f"split: {kind} needs a table (csv, parquet, huggingface); this is {self.name}")
+        if self.cache is not None and self.name not in _FILES:
+            raise ValueError(f"cache is for sources of files ({', '.join(_FILES)}); this is {self.name}")
         for condition in self.where or ():
             if len(condition) != 3 or not isinstance(condition[0], str) or condition[1] not in OPERATORS:
                 raise ValueError(

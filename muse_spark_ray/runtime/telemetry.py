@@ -22,7 +22,7 @@ class GangTelemetry:
         self._is_gpu = context.device.startswith("cuda")
         self._world_size = context.world_size
         if "gpu_sampler" not in context.cache:
-            sampler = GpuSampler(uuid=_uuid(context.device)) if self._is_gpu else GpuSampler(cuda_visible_devices="")
+            sampler = _sampler(context.device) if self._is_gpu else GpuSampler(cuda_visible_devices="")
             sampler.start()
             context.cache["gpu_sampler"] = sampler
         self._sampler: GpuSampler = context.cache["gpu_sampler"]
@@ -62,8 +62,9 @@ def _over(values: Sequence[float | None], join: Callable[[list[float]], float]) 
     return join(known) if known and len(known) == len(values) else None
 
 
-def _uuid(device: str) -> str:
+def _sampler(device: str) -> GpuSampler:
     import torch
 
-    own = str(torch.cuda.get_device_properties(torch.device(device)).uuid)
-    return own if own.startswith(("GPU-", "MIG-")) else f"GPU-{own}"
+    from muse_spark_ray.training.devices import uuid_of
+
+    return GpuSampler(uuid=uuid_of(torch.device(device)))

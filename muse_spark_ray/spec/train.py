@@ -190,6 +190,12 @@ class LoggingConfig(BaseModel):
     mlflow: str | None = Field(None, description="MLflow tracking URI or folder (extra `mlflow`)")
     experiment: str = Field("muse-spark", description="MLflow experiment")
     wandb: str | None = Field(None, description="W&B project (extra `wandb`)")
+    usd_per_device_hour: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="price of one device for an hour, to log what was spent and what is to come",
+    )
 
 
 class AnalysisConfig(BaseModel):

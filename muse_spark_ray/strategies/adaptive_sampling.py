@@ -165,10 +165,11 @@ class AdaptiveSampling(Strategy):
             "running", doc="where losses come from: training passes, a pass over all samples, or a small model's pass"
         )
         proxy: str | None = knob(
-            None, doc="proxy: module:function or path.py:function that returns the model that scores"
+            None, doc="proxy: module:function or path.py:function that returns the small model that scores"
         )
         proxy_weights: str | None = knob(
-            None, doc="proxy: its weights: folder of a checkpoint, safetensors, or a state dict"
+            None,
+            doc="proxy: its trained weights: a checkpoint, safetensors, a state dict; none: the function gives them",
         )
         smoothing: float = knob(0.5, ge=0, lt=1, doc="weight of a sample's old loss when a new one comes in")
 

@@ -19,7 +19,7 @@ class EarlyStopping(Strategy):
     """End a training whose metric has not improved for some checks, or has reached its target.
 
     A check is the end of an epoch. A value that is not a number is no improvement. A limit of seconds ends what would
-    cost more than it may.
+    cost more than it may. A training that was ended stays so when it is resumed with the same settings.
     """
 
     stage = Stage.UPDATE
@@ -50,6 +50,7 @@ class EarlyStopping(Strategy):
         self._sign = 1.0 if rises(config.metric, config.higher_is_better) else -1.0
         self._best: float | None = None
         self._waits = 0
+        self._last: float | None = None
         self._seconds = 0.0
 
     def after_epoch(self, metrics: Mapping[str, Any], step: Step) -> Decision | None:
@@ -59,31 +60,31 @@ class EarlyStopping(Strategy):
                 f"strategies.early_stopping watches {c.metric}, which this training does not report.",
                 hint="give validation data, or set strategies.early_stopping.metric to train_loss",
             )
-        if c.target is not None and self._sign * (value - c.target) >= 0:
-            return Decision(stop=True, reason=f"{c.metric} has reached its target: {value:.6g} against {c.target:g}")
-        if self._is_too_expensive(metrics):
-            return Decision(
-                stop=True, reason=f"{self._seconds:.0f} s of training reach the limit of {c.max_seconds:g} s"
-            )
+        self._last = float(value)
+        if speed := metrics.get("samples_per_second"):
+            self._seconds += metrics["samples"] / speed
         is_better = self._best is None or self._sign * (value - self._best) > c.min_delta
         if math.isfinite(value) and is_better:
-            self._best, self._waits = float(value), 0
-            return None
-        self._waits += 1
-        if self._waits < c.patience:
-            return None
-        best = "no finite value yet" if self._best is None else f"best {self._best:.6g}"
-        return Decision(stop=True, reason=f"{c.metric} has not improved for {self._waits} epochs ({best})")
+            self._best, self._waits = self._last, 0
+        else:
+            self._waits += 1
+        reason = self.ended()
+        return Decision(stop=True, reason=reason) if reason else None
 
-    def _is_too_expensive(self, metrics: Mapping[str, Any]) -> bool:
-        limit, speed = self.config.max_seconds, metrics.get("samples_per_second")
-        if limit is not None and speed:
-            self._seconds += metrics["samples"] / speed
-        return limit is not None and self._seconds >= limit
+    def ended(self) -> str:
+        c = self.config
+        if c.target is not None and self._last is not None and self._sign * (self._last - c.target) >= 0:
+            return f"{c.metric} has reached its target: {self._last:.6g} against {c.target:g}"
+        if c.max_seconds is not None and self._seconds >= c.max_seconds:
+            return f"{self._seconds:.0f} s of training reach the limit of {c.max_seconds:g} s"
+        if self._waits >= c.patience:
+            best = "no finite value yet" if self._best is None else f"best {self._best:.6g}"
+            return f"{c.metric} has not improved for {self._waits} epochs ({best})"
+        return ""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self._best, "waits": self._waits, "seconds": self._seconds}
+        return {"best": self._best, "last": self._last, "waits": self._waits, "seconds": self._seconds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._best, self._waits = state["best"], int(state["waits"])
+        self._best, self._last, self._waits = state["best"], state["last"], int(state["waits"])
         self._seconds = float(state.get("seconds", 0.0))

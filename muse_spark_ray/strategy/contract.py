@@ -324,6 +324,10 @@ class Strategy:
         """Decide about the rest of the training from this epoch's metrics."""
         return None
 
+    def ended(self) -> str:
+        """Return why the training is over, in words for the report, as long as it is; a resumed one asks before it begins."""
+        return ""
+
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a restart: tensors and plain numbers."""
         return {}

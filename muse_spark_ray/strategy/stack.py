@@ -92,6 +92,9 @@ class StrategyStack(Strategy):
         decisions = [d for m in self._users["after_epoch"] if (d := m.after_epoch(metrics, step)) is not None]
         return functools.reduce(operator.add, decisions) if decisions else None
 
+    def ended(self) -> str:
+        return "; ".join(filter(None, (member.ended() for member in self.members)))
+
     def report(self) -> dict[str, Any]:
         return {member.name: told for member in self.members if (told := member.report())}
 

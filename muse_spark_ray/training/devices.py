@@ -17,6 +17,12 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return batch.with_(inputs=move(batch.inputs, device), targets=move(batch.targets, device), weights=weights)
 
 
+def uuid_of(device: torch.device) -> str:
+    """Return the unique id of a CUDA device as its driver calls it ("GPU-..." or "MIG-...")."""
+    own = str(torch.cuda.get_device_properties(device).uuid)
+    return own if own.startswith(("GPU-", "MIG-")) else f"GPU-{own}"
+
+
 def move(value: Any, device: torch.device) -> Any:
     """Move tensors, also inside lists, tuples and dictionaries."""
     if isinstance(value, torch.Tensor):

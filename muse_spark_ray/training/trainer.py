@@ -37,6 +37,7 @@ from muse_spark_ray.training.build import (
 from muse_spark_ray.training.diagnose import DivergedError, explained
 from muse_spark_ray.training.distributed import join_world, share_buffers, spread, spread_again
 from muse_spark_ray.training.evaluate import Evaluation, evaluate, predictions
+from muse_spark_ray.training.gauges import Gauges, peak_gpu_memory_mb
 from muse_spark_ray.training.keeper import Keeper
 from muse_spark_ray.training.loggers import Loggers
 from muse_spark_ray.training.loop import EpochTotals, Run, train_epoch
@@ -174,11 +175,13 @@ class MuseSparkTrainer:
         last = min(total, self.config.stop_epoch or total)
         started = time.monotonic()
         self._verdict["state"] = "finished"
-        loggers = self._open_loggers()
+        loggers, gauges = self._open_loggers(), Gauges(self._run.world, self.config.logging)
         try:
-            while self._run.epoch < last:
+            if reason := self._run.stack.ended():
+                self._verdict["stop_reason"] = reason
+            while self._run.epoch < last and not self._run.stack.ended():
                 is_end = self._one_epoch(total, last, on_epoch)
-                loggers.log(self._run.epoch, self._numbers(last))
+                loggers.log(self._run.epoch, gauges.numbers(self._history, epochs_left=last - self._run.epoch))
                 if is_end:
                     break
         except DivergedError as diverged:
@@ -191,6 +194,7 @@ class MuseSparkTrainer:
         finally:
             self._keeper.finish()
             loggers.close()
+            gauges.close()
         self._seconds += time.monotonic() - started
         report = {**self.get_training_report(), **strict_json(self._analysis())}
         if self._keeper.folder is not None and self._run.world.is_first:
@@ -274,7 +278,7 @@ class MuseSparkTrainer:
             "best_val_acc": percent(best_of(self._history, "accuracy", higher_is_better=True)),
             "best_val_loss": best_of(self._history, "val_loss", higher_is_better=False),
             "total_time": self._seconds,
-            "peak_gpu_memory": _peak_gpu_memory(run.world.device),
+            "peak_gpu_memory": peak_gpu_memory_mb(run.world.device),
             "skipped_steps": run.skipped_steps,
             "bad_steps": run.bad_steps,
             "effective_batch_size": self._effective_batch_size(),
@@ -297,13 +301,6 @@ class MuseSparkTrainer:
         config = self.config.logging if is_first else type(self.config.logging)()
         about = self.config.model_dump(mode="json")
         return Loggers(config, folder=self._keeper.folder if is_first else None, about=about)
-
-    def _numbers(self, last: int) -> Metrics:
-        """Return what is logged of the epoch that ended: its metrics, the device's memory, the time left."""
-        seconds = [e["samples"] / s for e in self._history if (s := e["samples_per_second"]) and e["samples"]]
-        left = (last - self._run.epoch) * sum(seconds) / len(seconds) if seconds else None
-        memory = _peak_gpu_memory(self._run.world.device)
-        return {**self._history[-1], "peak_gpu_memory_mb": memory, "training_seconds_left": left}
 
     def _analysis(self) -> dict[str, Any]:
         """Return what the config asks to know of the data, after training."""
@@ -405,10 +402,6 @@ class MuseSparkTrainer:
             self._best = Best("val_loss", higher_is_better=False)
         model = self._run.stack.evaluation_model(self._run.module)
         self._best.offer(metrics.get(self._best.metric), epoch=self._run.epoch, model=model)
-
-
-def _peak_gpu_memory(device: torch.device) -> float | None:
-    return torch.cuda.max_memory_allocated(device) / 1e6 if device.type == "cuda" else None
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:

@@ -159,6 +159,16 @@ def test_an_order_that_is_not_ours_is_left_alone(loader: DataLoader[Any]) -> Non
     assert max(len(window.batches) for window in windows) == 2
 
 
+@pytest.mark.filterwarnings("ignore")  # importing it reads all names of torch, deprecated ones too
+def test_torchdata_loaders_are_read() -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    stream = open_source(stateful(Stream(10), 3), CUT)
+    assert isinstance(stream, ForeignSource)
+    assert flat(seen(stream)) == list(range(10))
+    ours = open_source(stateful(tensors(10), 3, shuffle=True), CUT)
+    assert sorted(flat(seen(ours))) == list(range(10))
+
+
 def test_a_sampler_is_told_the_epoch_data_6() -> None:
     sampler = torch.utils.data.DistributedSampler(tensors(20), num_replicas=2, rank=0, seed=1)
     source = open_source(DataLoader(tensors(20), 5, sampler=sampler), CUT)

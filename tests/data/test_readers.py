@@ -152,6 +152,64 @@ def test_a_folder_without_classes_is_told(tmp_path: Path) -> None:
         read(_config("images", tmp_path))
 
 
+# ---------------------------------------------------------------- decoded copies
+
+
+def test_a_decoded_copy_is_read_in_place_of_the_pictures_until_they_change(
+    pictures: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = tmp_path_factory.mktemp("copies")
+    settings = {"cache": str(copies), "image_size": 4}
+    first = read(_config("images", pictures, **settings))
+    with monkeypatch.context() as without:
+        without.setattr(Image, "open", _no_decoder)
+        again = read(_config("images", pictures, **settings))
+    assert np.array_equal(first.inputs, again.inputs)
+    assert first.targets.tolist() == again.targets.tolist()
+    assert again.labels == ["cat", "dog"]
+    assert load_task(_config("images", pictures, **settings)).about["labels"] == ["cat", "dog"]
+    assert read(_config("images", pictures, **{**settings, "image_size": 8})).inputs.shape == (10, 3, 8, 8)
+    (pictures / "cat" / "0.png").write_bytes(_png(77))
+    changed = read(_config("images", pictures, **settings))
+    assert changed.inputs[0, 0, 0, 0] == pytest.approx(77 / 255)
+    assert not list(copies.glob("partial-*"))
+
+
+def _no_decoder(*_: Any) -> None:
+    raise AssertionError("a picture was decoded again")
+
+
+def test_groups_survive_in_a_decoded_copy(table: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    settings = {"columns": ["a"], "split": "group", "group": "who", "cache": str(tmp_path_factory.mktemp("copies"))}
+    first, again = (read(_config("parquet", table, **settings)) for _ in range(2))
+    assert first.keys is not None
+    assert again.keys is not None
+    assert first.keys.tolist() == again.keys.tolist()
+    assert len(load_task(_config("parquet", table, **settings)).train) > 0
+
+
+def test_a_damaged_copy_is_made_anew_and_a_full_disk_keeps_none(
+    pictures: Path, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    copies = tmp_path_factory.mktemp("copies")
+    first = read(_config("images", pictures, cache=str(copies)))
+    (inputs,) = copies.glob("*/inputs.npy")
+    inputs.write_bytes(inputs.read_bytes()[:90])
+    with caplog.at_level(logging.WARNING):
+        again = read(_config("images", pictures, cache=str(copies)))
+        assert np.array_equal(first.inputs, again.inputs)
+        assert "is made anew" in caplog.text
+        (copies / "a file").write_text("")
+        elsewhere = read(_config("images", pictures, cache=str(copies / "a file")))
+    assert np.array_equal(first.inputs, elsewhere.inputs)
+    assert "decoded data are not kept" in caplog.text
+
+
+def test_a_copy_is_for_files_only() -> None:
+    with pytest.raises(ValueError, match="cache is for sources of files"):
+        DataConfig(name="digits", cache="/tmp/copies")
+
+
 # ---------------------------------------------------------------- tar shards
 
 

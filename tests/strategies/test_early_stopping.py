@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,6 +64,21 @@ def test_a_training_that_does_not_improve_is_finished_and_says_why_par_10() -> N
     assert report["epochs"] == 4
     assert report["state"] == "finished"
     assert "val_loss has not improved for 3 epochs" in report["stop_reason"]
+
+
+def test_a_training_that_was_ended_stays_so_until_its_settings_change(tmp_path: Path) -> None:
+    def run(**settings: Any) -> dict[str, Any]:
+        block = {"early_stopping": {"min_delta": 0.001, **settings}}
+        checkpoint = {"save_dir": str(tmp_path)}
+        trainer = trained(
+            small_net(), blobs(), epochs=30, lr=1e-9, validation=blobs(), strategies=block, checkpoint=checkpoint
+        )
+        return trainer.get_training_report()
+
+    first, again = run(patience=3), run(patience=3)
+    assert (first["epochs"], again["epochs"]) == (4, 4)
+    assert first["stop_reason"] == again["stop_reason"]
+    assert run(patience=5)["epochs"] == 6
 
 
 def test_a_training_ends_when_it_has_cost_enough() -> None:

@@ -28,6 +28,26 @@ def test_a_line_an_epoch_lies_beside_the_checkpoints_and_goes_on_after_a_resume(
     assert lines[-1]["training_seconds_left"] == 0
 
 
+def test_hours_and_money_are_told_at_a_known_price(tmp_path: Path) -> None:
+    price = 3600.0
+    trainer = trained(
+        small_net(), blobs(), epochs=3, checkpoint={"save_dir": str(tmp_path)}, logging={"usd_per_device_hour": price}
+    )
+    lines = _lines(tmp_path)
+    spent = [sum(e["samples"] / e["samples_per_second"] for e in trainer.history[: n + 1]) for n in range(3)]
+    assert [line["device_hours"] * 3600 for line in lines] == pytest.approx(spent)
+    assert [line["cost_usd"] for line in lines] == pytest.approx(spent)
+    assert lines[0]["cost_usd_left"] == pytest.approx(2 * spent[0])
+    assert lines[-1]["cost_usd_left"] == 0
+
+
+def test_without_a_price_no_money_is_told(tmp_path: Path) -> None:
+    trained(small_net(), blobs(), epochs=1, checkpoint={"save_dir": str(tmp_path)})
+    (line,) = _lines(tmp_path)
+    assert line["device_hours"] > 0
+    assert not {"cost_usd", "cost_usd_left"} & set(line)
+
+
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     trained(small_net(), blobs(), epochs=1)

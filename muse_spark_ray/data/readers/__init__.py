@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from muse_spark_ray.data.config import DataConfig
 from muse_spark_ray.data.readers.arrays import read_bundled, read_factory, read_fashion_mnist, read_npz
+from muse_spark_ray.data.readers.cache import read_cached
 from muse_spark_ray.data.readers.found import Arrays
 from muse_spark_ray.data.readers.samples import read_images, read_tfrecords, read_webdataset
 from muse_spark_ray.data.readers.tables import read_csv, read_huggingface, read_parquet
@@ -33,7 +34,8 @@ def read(config: DataConfig) -> Arrays:
         DataError: If a file is missing or corrupt.
         ConfigError: If a setting that the source needs is missing.
     """
-    found = _READERS[config.name](config)
+    reader = _READERS[config.name]
+    found = reader(config) if config.cache is None else read_cached(config, reader)
     if found.skipped:
         logger.warning(
             "%d of the data's files or records could not be read and are left out, first %s.",
