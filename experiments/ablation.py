@@ -38,12 +38,16 @@ def ablation(sweep: Sweep) -> pd.DataFrame:
         sweep: Its first trial is the baseline; trials that differ in their seed only are one choice.
 
     Returns:
-        One row a choice, in the order of the trials: mean and deviation of the last accuracy, CPU-seconds of a trial,
-        their ratio to the baseline's, the share of seeds that reach the baseline's mean accuracy at some epoch, and
+        One row a choice, in the order of the trials: mean and deviation of the last accuracy, CPU-seconds of a trial
+        without its start, their ratio to the baseline's, the share of seeds that reach the baseline's mean accuracy at some epoch, and
         the mean cost at which they do, relative to the baseline's whole cost.
     """
     settings = sweep.settings()
     points = sweep.points().assign(seconds=lambda frame: frame["cpu_core_hours"] * 3600)
+    # The first trial of a process waits for its start, which is no cost of what was chosen for it.
+    starts = sweep.intervals().query("phase == 'start'")
+    waited = ((starts["end"] - starts["start"]) * starts["amount"]).groupby(starts["trial"]).sum()
+    points["seconds"] -= points["trial"].map(waited).fillna(0.0)
     points["what"] = [label(settings[trial]) for trial in points["trial"]]
     last = points.sort_values("epoch").groupby("trial", sort=False).tail(1)
     baseline = last[last["what"] == label(settings[min(settings)])]
