@@ -61,7 +61,7 @@ class EarlyStopping(Strategy):
                 hint="give validation data, or set strategies.early_stopping.metric to train_loss",
             )
         self._last = float(value)
-        if speed := metrics.get("samples_per_second"):
+        if self.config.max_seconds is not None and (speed := metrics.get("samples_per_second")):
             self._seconds += metrics["samples"] / speed
         is_better = self._best is None or self._sign * (value - self._best) > c.min_delta
         if math.isfinite(value) and is_better:
