@@ -23,7 +23,7 @@ from muse_spark_ray.strategy import HOOKS, Strategy
 
 ROOT = Path(muse_spark_ray.__file__).parent
 STEP_LINES, FUNCTION_LINES, HOOK_COUNT, CONSTRUCTOR_PARAMETERS = 60, 80, 10, 8
-STATE = {"state_dict", "load_state_dict", "rebuild_model", "report"}
+STATE = {"state_dict", "load_state_dict", "rebuild_model", "report", "ended"}
 
 
 def _functions(path: Path) -> Iterator[tuple[str, int]]:
