@@ -5,17 +5,21 @@ from muse_spark_ray.data.loader import Source, Window, open_source, split_pair
 from muse_spark_ray.data.order import Cut, Growth, epoch_order, plan_windows
 from muse_spark_ray.data.packing import pack_sequences
 from muse_spark_ray.data.sets import Task, TensorSet
-from muse_spark_ray.data.sources import load_task, read_and_split
+from muse_spark_ray.data.sources import load_in_memory, load_task, read_and_split
+from muse_spark_ray.data.streams import ParquetStream, StreamPart
 
 __all__ = [
     "Cut",
     "DataConfig",
     "Growth",
+    "ParquetStream",
     "Source",
+    "StreamPart",
     "Task",
     "TensorSet",
     "Window",
     "epoch_order",
+    "load_in_memory",
     "load_task",
     "open_source",
     "pack_sequences",

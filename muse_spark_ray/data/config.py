@@ -48,6 +48,10 @@ class DataConfig(BaseModel):
     where: list[list[Any]] | None = Field(
         None, description="parquet: rows to read, as [[column, operator, value], ...], all of which must hold"
     )
+    stream: bool = Field(
+        False,
+        description="parquet: read row groups as they are needed, for data larger than memory; whole row groups are held out",
+    )
     image_size: int | None = Field(
         None, ge=1, description="images, webdataset: side in pixels to which images are scaled"
     )
@@ -89,6 +93,8 @@ class DataConfig(BaseModel):
                 raise ValueError(f"split: {kind} needs a table (csv, parquet, huggingface); this is {self.name}")
         if self.cache is not None and self.name not in _FILES:
             raise ValueError(f"cache is for sources of files ({', '.join(_FILES)}); this is {self.name}")
+        if self.stream:
+            self._check_stream()
         for condition in self.where or ():
             if len(condition) != 3 or not isinstance(condition[0], str) or condition[1] not in OPERATORS:
                 raise ValueError(
@@ -101,3 +107,12 @@ class DataConfig(BaseModel):
         if self.inner_fold is not None and (self.folds is None or self.inner_fold >= self.folds):
             raise ValueError("inner_fold needs folds, and counts from 0 to folds - 1")
         return self
+
+    def _check_stream(self) -> None:
+        if self.name != "parquet":
+            raise ValueError(f"stream is for parquet; this is {self.name}")
+        if self.split not in ("auto", "random"):
+            raise ValueError(f"stream holds out whole row groups at random; split: {self.split} reads all rows first")
+        for setting in ("folds", "cache", "max_samples"):
+            if getattr(self, setting) is not None:
+                raise ValueError(f"stream and {setting} do not go together: {setting} needs all rows in memory")

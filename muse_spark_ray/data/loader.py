@@ -236,8 +236,8 @@ class ForeignSource:
 
     def __init__(self, loader: DataLoader[Any], cut: Cut) -> None:
         self._loader = loader
-        self.batch_size = loader.batch_size
-        self._cut = replace(cut, batch_size=loader.batch_size or cut.batch_size)
+        self.batch_size: int | None = loader.batch_size or getattr(loader.dataset, "batch_size", None)
+        self._cut = replace(cut, batch_size=self.batch_size or cut.batch_size)
 
     def windows(self, epoch: int, reorder: Reorder | None = None, reorder_every: int | None = None) -> Iterator[Window]:
         for owner in (self._loader.sampler, self._loader.dataset):
@@ -290,10 +290,12 @@ class ForeignSource:
         return iter(())
 
     def windows_per_epoch(self, epoch: int, samples: int | None = None) -> int | None:
+        count = getattr(self._loader.dataset, "batches", None)
         try:
-            return -(-len(self._loader) // self._cut.accumulation_at(epoch))
+            batches = len(self._loader) if count is None else count(epoch, self._loader.num_workers)
         except TypeError:
             return None
+        return -(-batches // self._cut.accumulation_at(epoch))
 
     def window_size(self, epoch: int) -> int | None:
         return None if self.batch_size is None else self._cut.accumulation_at(epoch) * self._cut.across

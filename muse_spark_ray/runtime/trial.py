@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from muse_spark_ray.cost import Phase, PhaseClock, Span
-from muse_spark_ray.data import DataConfig, Task, load_task
+from muse_spark_ray.data import DataConfig, StreamPart, Task, load_task
 from muse_spark_ray.errors import TrialError
 from muse_spark_ray.runtime.lease import Emit, Job, WorkerContext
 from muse_spark_ray.runtime.telemetry import GangTelemetry
 from muse_spark_ray.spec.train import train_config_class
 from muse_spark_ray.training.build import build_model_for
+from muse_spark_ray.training.evaluate import EVALUATION_BATCH
 from muse_spark_ray.training.records import EpochRecord, Metrics
 from muse_spark_ray.training.trainer import MuseSparkTrainer
 
@@ -54,19 +55,24 @@ def run_trial(job: Job, emit: Emit, context: WorkerContext) -> dict[str, Any]:
     }
 
 
-def build_trainer(config: TrainConfig, task: Task, *, clock: PhaseClock | None = None) -> MuseSparkTrainer:
+def build_trainer(config: TrainConfig, task: Task[Any], *, clock: PhaseClock | None = None) -> MuseSparkTrainer:
     """Build the trainer of a config for its data."""
     model = build_model_for(config, task)
     about = {"input_shape": list(task.shape), "outputs": task.classes or 1, **task.about}
-    return MuseSparkTrainer(model, None, None, task.train, task.validation, config, clock=clock, about=about)
+    train, validation = task.train, task.validation
+    if isinstance(train, StreamPart):
+        workers = config.loader.workers if isinstance(config.loader.workers, int) else 0
+        train = train.loader(config.batch_size, seed=config.seed, workers=workers)
+        validation = validation.loader(EVALUATION_BATCH, shuffle=False, workers=workers)
+    return MuseSparkTrainer(model, None, None, train, validation, config, clock=clock, about=about)
 
 
-def task_of(data: DataConfig, context: WorkerContext) -> Task:
+def task_of(data: DataConfig, context: WorkerContext) -> Task[Any]:
     """Return the data set, read once for all trials of this process."""
     key = "data:" + data.model_dump_json()
     if key not in context.cache:
         context.cache[key] = load_task(data)
-    task: Task = context.cache[key]
+    task: Task[Any] = context.cache[key]
     return task
 
 

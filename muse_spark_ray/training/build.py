@@ -166,7 +166,7 @@ def _first_sample(data: DataLoader[Any] | TensorDataset) -> tuple[Any, Any]:
     return split_pair(next(iter(data)))
 
 
-def build_model_for(config: TrainConfig, task: Task) -> nn.Module:
+def build_model_for(config: TrainConfig, task: Task[Any]) -> nn.Module:
     """Build the config's network for a data set, with weights drawn from the config's seed."""
     seed_everything(config.seed)
     return build_model(config.task.model, shape=task.shape, outputs=task.classes or 1)

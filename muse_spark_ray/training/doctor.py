@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from muse_spark_ray.data import Cut, Task, load_task, open_source
+from muse_spark_ray.data import Cut, Task, load_in_memory, open_source
 from muse_spark_ray.data.findings import Finding
 from muse_spark_ray.data.inspect import inspect_data
 from muse_spark_ray.data.sets import TensorSet
@@ -50,7 +50,7 @@ def examine(config: TrainConfig) -> Iterator[Finding]:
     yield from data
     if any(finding.level == "failure" for finding in data):
         return
-    patient = Patient(config, load_task(config.task.data))
+    patient = Patient(config, load_in_memory(config.task.data))
     for check in (
         patient.output,
         patient.gradient_flow,
@@ -115,7 +115,7 @@ class Patient:
         task: Its data.
     """
 
-    def __init__(self, config: TrainConfig, task: Task) -> None:
+    def __init__(self, config: TrainConfig, task: Task[TensorSet]) -> None:
         self._config = config
         self._task = task
         self._device = join_world(config.device).device

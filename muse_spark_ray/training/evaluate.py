@@ -129,8 +129,9 @@ def _own_batches(data: DataLoader[Any] | TensorDataset, world: World) -> Pairs:
     elif world.size > 1 and _is_plain(data):
         yield from _dataset_batches(data, world)
     else:
+        shared_out = world.size == 1 or getattr(data.dataset, "shards_itself", False)
         for index, raw in enumerate(data):
-            if index % world.size == world.rank:
+            if shared_out or index % world.size == world.rank:
                 yield split_pair(raw)
 
 

@@ -9,8 +9,9 @@ from muse_spark_ray.data.config import DataConfig
 from muse_spark_ray.data.readers.arrays import read_bundled, read_factory, read_fashion_mnist, read_npz
 from muse_spark_ray.data.readers.cache import read_cached
 from muse_spark_ray.data.readers.found import Arrays
+from muse_spark_ray.data.readers.parquet import read_parquet
 from muse_spark_ray.data.readers.samples import read_images, read_tfrecords, read_webdataset
-from muse_spark_ray.data.readers.tables import read_csv, read_huggingface, read_parquet
+from muse_spark_ray.data.readers.tables import read_csv, read_huggingface
 
 logger = logging.getLogger(__name__)
 _READERS: dict[str, Callable[[DataConfig], Arrays]] = {

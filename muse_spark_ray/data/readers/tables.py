@@ -1,4 +1,4 @@
-"""Tables: CSV, Parquet, Hugging Face datasets."""
+"""Tables of named columns: CSV, Hugging Face datasets, and what any of them becomes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from muse_spark_ray.data.config import DataConfig
-from muse_spark_ray.data.readers.found import Arrays, needed_file, needed_paths
+from muse_spark_ray.data.readers.found import Arrays, needed_file
 from muse_spark_ray.errors import ConfigError, DataError
 
 
@@ -20,30 +20,7 @@ def read_csv(config: DataConfig) -> Arrays:
         table = pd.read_csv(path)
     except (OSError, ValueError) as error:
         raise DataError(f"data file {path} cannot be read as CSV: {error}.") from error
-    return _from_table(table, config, where=str(path))
-
-
-def read_parquet(config: DataConfig) -> Arrays:
-    """Read only the columns and row groups that are asked for."""
-    import pyarrow as pa
-    import pyarrow.dataset as ds
-    import pyarrow.parquet as pq
-
-    paths = needed_paths(config, "*.parquet")
-    wanted = [tuple(condition) for condition in config.where or ()]
-    try:
-        data = ds.dataset([str(path) for path in paths], format="parquet")
-        columns = config.columns
-        if columns is not None:
-            target = config.target or str(data.schema.names[-1])
-            columns = list(dict.fromkeys([*columns, *filter(None, (config.group, config.time)), target]))
-        unknown = sorted({name for name, *_ in wanted} - set(data.schema.names))
-        if unknown:
-            raise ConfigError(f"task.data.where names {unknown}; {paths[0]} has the columns {data.schema.names}.")
-        table = data.to_table(columns=columns, filter=pq.filters_to_expression(wanted) if wanted else None)
-    except (OSError, KeyError, pa.ArrowException) as error:
-        raise DataError(f"data {config.path} cannot be read as Parquet: {str(error).splitlines()[0]}") from error
-    return _from_table(table.to_pandas(), config, where=str(config.path))
+    return from_table(table, config, where=str(path))
 
 
 def read_huggingface(config: DataConfig) -> Arrays:
@@ -64,10 +41,10 @@ def read_huggingface(config: DataConfig) -> Arrays:
     )
     if isinstance(found, datasets.DatasetDict):
         found = found["train"]
-    return _from_table(found.to_pandas(), config, where=config.path)
+    return from_table(found.to_pandas(), config, where=config.path)
 
 
-def _from_table(table: Any, config: DataConfig, *, where: str) -> Arrays:
+def from_table(table: Any, config: DataConfig, *, where: str) -> Arrays:
     """Take inputs, targets and the split's column from a pandas table."""
     import pandas as pd
 
