@@ -28,6 +28,7 @@ from torch.utils.data import (
 )
 
 from muse_spark_ray.data.order import Cut, PlannedWindow, Share, epoch_order, plan_windows
+from muse_spark_ray.data.streams import ParquetStream
 from muse_spark_ray.errors import DataError
 from muse_spark_ray.strategy import Batch, seeded
 
@@ -236,7 +237,8 @@ class ForeignSource:
 
     def __init__(self, loader: DataLoader[Any], cut: Cut) -> None:
         self._loader = loader
-        self.batch_size: int | None = loader.batch_size or getattr(loader.dataset, "batch_size", None)
+        self._stream = loader.dataset if isinstance(loader.dataset, ParquetStream) else None
+        self.batch_size: int | None = loader.batch_size if self._stream is None else self._stream.batch_size
         self._cut = replace(cut, batch_size=self.batch_size or cut.batch_size)
 
     def windows(self, epoch: int, reorder: Reorder | None = None, reorder_every: int | None = None) -> Iterator[Window]:
@@ -290,11 +292,13 @@ class ForeignSource:
         return iter(())
 
     def windows_per_epoch(self, epoch: int, samples: int | None = None) -> int | None:
-        count = getattr(self._loader.dataset, "batches", None)
-        try:
-            batches = len(self._loader) if count is None else count(epoch, self._loader.num_workers)
-        except TypeError:
-            return None
+        if self._stream is not None:
+            batches = self._stream.batches(epoch, self._loader.num_workers)
+        else:
+            try:
+                batches = len(self._loader)
+            except TypeError:
+                return None
         return -(-batches // self._cut.accumulation_at(epoch))
 
     def window_size(self, epoch: int) -> int | None:

@@ -69,8 +69,6 @@ class ParquetStream(IterableDataset[tuple[Tensor, Tensor]]):
         (inputs [B, columns] float32, scaled; targets [B] int64 class ids or [B, 1] float32).
     """
 
-    shards_itself = True
-
     def __init__(
         self, part: StreamPart, batch_size: int, *, seed: int = 0, shuffle: bool = True, buffer_rows: int = BUFFER_ROWS
     ) -> None:
@@ -140,7 +138,7 @@ class ParquetStream(IterableDataset[tuple[Tensor, Tensor]]):
 
     def _read(self, part: int, *, threads: bool) -> tuple[Tensor, Tensor]:
         table, survey = self._part.table, self._part.survey
-        found = table.read(part, threads=threads)
+        found = table.read([part], threads=threads)
         return survey.scaled(table.inputs_of(found)), survey.encoded(table.targets_of(found))
 
     def _cut(self, held: list[tuple[Tensor, Tensor]], generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:

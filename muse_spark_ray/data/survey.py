@@ -79,41 +79,53 @@ def survey(table: ParquetTable, train: Sequence[int], *, where: str) -> Survey:
     Raises:
         DataError: If inputs are no numbers or not finite, or labels are out of range; rows are counted over all files.
     """
+    import pyarrow.types as kinds
+
     _check_columns(table, where)
-    columns = len(table.columns or table.schema.names) - 1
-    moments, chosen = _Moments(columns), set(train)
-    seen: dict[Any, int] = {}
+    kind = table.schema.field(table.target).type
+    is_real = kinds.is_floating(kind)
+    is_text = not (is_real or kinds.is_integer(kind) or kinds.is_boolean(kind))
+    moments, chosen = _Moments(len(table.columns or table.schema.names) - 1), set(train)
+    first_rows: dict[Any, int] = {}  # of each label
     rows: list[int] = []
-    is_text = is_real = False
+    total = 0
     for part in range(len(table.parts)):
-        found = table.read(part)
+        found = table.read([part])
         inputs, targets = table.inputs_of(found), table.targets_of(found)
-        first = sum(rows)
         rows.append(len(targets))
         if not len(targets):
             continue
-        check_finite(inputs, where=where, name="inputs", first_row=first)
-        is_text |= targets.dtype == object
-        is_real |= np.issubdtype(targets.dtype, np.floating)
-        if is_text and any(target is None for target in targets):
-            row = first + next(i for i, target in enumerate(targets) if target is None)
-            raise DataError(f"{where}: the target {table.target} is missing, first in row {row}.")
-        check_finite(targets, where=where, name="targets", first_row=first)
+        check_finite(inputs, where=where, name="inputs", first_row=total)
+        if is_text:
+            _check_none_missing(targets, table.target, where=where, first_row=total)
+        check_finite(targets, where=where, name="targets", first_row=total)
         if not is_real:
             values, places = np.unique(targets.astype(str) if is_text else targets, return_index=True)
             for value, place in zip(values.tolist(), places.tolist(), strict=True):
-                seen.setdefault(value, first + place)
+                first_rows.setdefault(value, total + place)
         if part in chosen:
             moments.add(inputs)
-    if not sum(rows):
+        total += len(targets)
+    if not total:
         raise DataError(f"{where}: no row was found.", hint="loosen task.data.where")
-    labels = sorted(seen) if is_text else None
-    if not is_text and not is_real:
-        check_labels(np.array(list(seen)), where=where, rows=np.array(list(seen.values())))
-    classes = None if is_real else len(seen) if is_text else int(max(seen)) + 1
-    if labels is not None and len(labels) < 2:
-        raise DataError(f"{where}: all labels are {labels[0]!r}; at least 2 classes are needed.")
+    labels = sorted(first_rows) if is_text else None
+    classes = None if is_real else _count_classes(first_rows, labels, where)
     return Survey(tuple(rows), moments.mean, moments.deviation, classes, labels)
+
+
+def _count_classes(first_rows: dict[Any, int], labels: list[str] | None, where: str) -> int:
+    if labels is None:
+        check_labels(np.array(list(first_rows)), where=where, rows=np.array(list(first_rows.values())))
+        return int(max(first_rows)) + 1
+    if len(labels) < 2:
+        raise DataError(f"{where}: all labels are {labels[0]!r}; at least 2 classes are needed.")
+    return len(labels)
+
+
+def _check_none_missing(targets: Array, name: str, *, where: str, first_row: int) -> None:
+    missing = [row for row, target in enumerate(targets) if target is None]
+    if missing:
+        raise DataError(f"{where}: the target {name} is missing, first in row {first_row + missing[0]}.")
 
 
 def _check_columns(table: ParquetTable, where: str) -> None:

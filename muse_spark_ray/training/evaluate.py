@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from muse_spark_ray.data import split_pair
+from muse_spark_ray.data import ParquetStream, split_pair
 from muse_spark_ray.training.devices import move
 from muse_spark_ray.training.distributed import World, sum_over_ranks
 from muse_spark_ray.training.metrics import MetricSet
@@ -129,9 +129,9 @@ def _own_batches(data: DataLoader[Any] | TensorDataset, world: World) -> Pairs:
     elif world.size > 1 and _is_plain(data):
         yield from _dataset_batches(data, world)
     else:
-        shared_out = world.size == 1 or getattr(data.dataset, "shards_itself", False)
+        is_dealt_out = isinstance(data.dataset, ParquetStream)
         for index, raw in enumerate(data):
-            if shared_out or index % world.size == world.rank:
+            if is_dealt_out or index % world.size == world.rank:
                 yield split_pair(raw)
 
 

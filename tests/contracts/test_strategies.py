@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
-from muse_spark_ray.strategy import strategies
+import pytest
+import torch
+
+from muse_spark_ray.strategy import Trait, strategies
 from muse_spark_ray.testing.strategy_contract import StrategyContract
+from muse_spark_ray.testing.toys import toy_trainer
 
 
 class TestStrategies(StrategyContract):
@@ -30,3 +36,17 @@ class TestStrategies(StrategyContract):
         "structured_pruning": {"begin": 1, "plan": "iterative", "steps": 2, "ratio": 0.3},
         "swa": {"start_epoch": 1, "every": 2},
     }
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    @pytest.mark.parametrize("amp", ["off", "bf16", "fp16"])
+    def test_trains_and_resumes_on_a_gpu(self, name: str, amp: str, tmp_path: Path) -> None:
+        if amp == "fp16" and Trait.LOSS_SCALING in strategies()[name].refuses:
+            pytest.skip("refuses a loss scaler")
+        config: dict[str, Any] = {"device": "cuda", "precision": {"amp": amp, "init_scale": 1024.0}}
+        first = toy_trainer(folder=tmp_path, strategies=self.block(name), **config).fit(2)
+        assert first["device"].startswith("cuda")
+        report = toy_trainer(folder=tmp_path, strategies=self.block(name), **config).fit(4)
+        assert (report["resumed_from"], report["epochs"], report["state"]) == (2, 4, "finished")
+        assert all(math.isfinite(epoch["train_loss"]) for epoch in report["history"])
+        assert report["peak_gpu_memory"] > 0

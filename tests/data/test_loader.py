@@ -159,6 +159,18 @@ def test_an_order_that_is_not_ours_is_left_alone(loader: DataLoader[Any]) -> Non
     assert max(len(window.batches) for window in windows) == 2
 
 
+def test_attributes_of_a_users_data_set_mean_what_the_user_means() -> None:
+    class Named(Numbers):
+        batches = "mine"
+        batch_size = 7
+
+    sampler = WeightedRandomSampler(torch.ones(10), 10)
+    source = open_source(DataLoader(Named(10), 3, sampler=sampler), CUT)
+    assert (source.batch_size, source.windows_per_epoch(0)) == (3, 2)
+    unbatched = open_source(DataLoader(Named(10), None, sampler=sampler), CUT)
+    assert unbatched.batch_size is None
+
+
 @pytest.mark.filterwarnings("ignore")  # importing it reads all names of torch, deprecated ones too
 def test_torchdata_loaders_are_read() -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader

@@ -12,53 +12,19 @@ from torch.utils.data import TensorDataset
 from toys import blobs, in_order, small_net, trained, weights
 
 from muse_spark_ray import MuseSparkTrainer
-from muse_spark_ray.strategy import strategies
 from muse_spark_ray.testing.ranks import on_ranks
-from muse_spark_ray.testing.toys import toy_net
+from muse_spark_ray.testing.toys import toy_trainer
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
-_SETTINGS: dict[str, dict[str, Any]] = {
-    "activation_checkpointing": {"blocks": "2 4"},
-    "crop_flip": {"padding": 0},
-    "distillation": {"teacher": "muse_spark_ray.testing.toys:toy_teacher", "weight": 0.2},
-    "progressive_resizing": {"multiple": 2},
-    "stochastic_depth": {"blocks": "1 2"},
-    "swa": {"start_epoch": 1, "every": 2},
-}
-
-
-def _images() -> TensorDataset:
-    data = TensorDataset(blobs().tensors[0].view(-1, 1, 2, 2), blobs().tensors[1])
-    data.lengths = [1 + i % 5 for i in range(len(data))]  # type: ignore[attr-defined]
-    return data
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.compile, which uses deprecated parts of torch
-@pytest.mark.parametrize("amp", ["off", "bf16", "fp16"])
-@pytest.mark.parametrize("name", sorted(strategies()))
-def test_each_strategy_trains_and_resumes_on_a_gpu(name: str, amp: str, tmp_path: Any) -> None:
-    if name == "sam" and amp == "fp16":
-        pytest.skip("sam refuses a loss scaler")
-
-    def run(epochs: int) -> dict[str, Any]:
-        net = toy_net()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-        config = {
-            "device": "cuda",
-            "precision": {"amp": amp, "init_scale": 1024.0},
-            "strategies": {name: _SETTINGS.get(name, {})},
-            "checkpoint": {"save_dir": str(tmp_path)},
-        }
-        return MuseSparkTrainer(net, optimizer, None, _images(), _images(), config).fit(epochs)
-
-    assert run(2)["device"].startswith("cuda")
-    report = run(4)
-    assert (report["resumed_from"], report["epochs"], report["state"]) == (2, 4, "finished")
+def test_a_compiled_network_trains() -> None:
+    report = toy_trainer(device="cuda", strategies={"compile": {}}).fit(2)
     assert all(math.isfinite(epoch["train_loss"]) for epoch in report["history"])
-    assert report["peak_gpu_memory"] > 0
 
 
 def test_a_gpu_trains_as_a_cpu_does_within_rounding() -> None:

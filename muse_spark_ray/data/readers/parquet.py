@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 
 from muse_spark_ray.data.config import DataConfig
 from muse_spark_ray.data.readers.found import Array, Arrays, needed_paths
-from muse_spark_ray.data.readers.tables import from_table
+from muse_spark_ray.data.readers.tables import check_names, from_table
 from muse_spark_ray.errors import ConfigError, DataError
 
 SAMPLE_ROWS = 100_000
@@ -41,12 +41,14 @@ class ParquetTable:
         """Return the rows of a row group before conditions, as the file's footer has it."""
         return sum(int(group.num_rows) for group in self.parts[part].row_groups)
 
-    def read(self, part: int, *, threads: bool = True) -> Any:
-        """Return the wanted rows and columns of a row group as a pyarrow table."""
+    def read(self, parts: Sequence[int], *, threads: bool = True) -> Any:
+        """Return the wanted rows and columns of some row groups as a pyarrow table."""
+        import pyarrow.dataset as ds
+
+        chosen = [self.parts[part] for part in parts]
         with _errors_about(self.where):
-            return self.parts[part].to_table(
-                schema=self.schema, columns=self.columns, filter=self.condition, use_threads=threads
-            )
+            data = ds.FileSystemDataset(chosen, self.schema, ds.ParquetFileFormat())
+            return data.to_table(columns=self.columns, filter=self.condition, use_threads=threads)
 
     def inputs_of(self, table: Any) -> Array:
         """Return the input columns of what `read` returned, [rows, columns] float32; what is missing is NaN."""
@@ -75,19 +77,12 @@ def open_parquet(config: DataConfig) -> ParquetTable:
     with _errors_about(str(config.path)):
         data = ds.dataset([str(path) for path in paths], format="parquet")
         schema, names = data.schema, list(map(str, data.schema.names))
-        target = config.target or names[-1]
+        target = check_names(config, names, where=str(config.path))
+        if unknown := sorted({name for name, *_ in wanted} - set(names)):
+            raise ConfigError(f"task.data.where names {unknown}; {paths[0]} has the columns {names}.")
         columns = config.columns
         if columns is not None:
             columns = list(dict.fromkeys([*columns, *filter(None, (config.group, config.time)), target]))
-        for role, asked in (
-            ("where", sorted({c for c, *_ in wanted})),
-            ("columns", config.columns),
-            ("target", [target]),
-        ):
-            if unknown := [name for name in asked or () if name not in names]:
-                shown = repr(target) if role == "target" else unknown
-                verb = "is" if role == "target" else "names"
-                raise ConfigError(f"task.data.{role} {verb} {shown}; {paths[0]} has the columns {names}.")
         condition = pq.filters_to_expression(wanted) if wanted else None
         parts = tuple(p for file in data.get_fragments(condition) for p in file.split_by_row_group(condition, schema))
     return ParquetTable(parts, schema, columns, condition, target, str(config.path))
@@ -95,13 +90,9 @@ def open_parquet(config: DataConfig) -> ParquetTable:
 
 def read_parquet(config: DataConfig) -> Arrays:
     """Read only the columns and row groups that are asked for; of a stream, a sample of row groups from all over it."""
-    import pyarrow as pa
-
     table = open_parquet(config)
     chosen = _sample_of(table) if config.stream else range(len(table.parts))
-    read = [table.read(part) for part in chosen]
-    whole = pa.concat_tables(read) if read else pa.table({name: [] for name in table.columns or table.schema.names})
-    return from_table(whole.to_pandas(), config, where=table.where)
+    return from_table(table.read(chosen).to_pandas(), config, where=table.where)
 
 
 def _sample_of(table: ParquetTable) -> list[int]:

@@ -44,17 +44,28 @@ def read_huggingface(config: DataConfig) -> Arrays:
     return from_table(found.to_pandas(), config, where=config.path)
 
 
+def check_names(config: DataConfig, names: list[str], *, where: str) -> str:
+    """Return the column to predict, after a look whether all that a config names are there.
+
+    Raises:
+        ConfigError: If one is not.
+    """
+    target = config.target or names[-1]
+    key = config.group or config.time
+    for role, name in (("target", target), (config.split, key), *(("columns", name) for name in config.columns or ())):
+        if name is not None and name not in names:
+            raise ConfigError(f"task.data.{role} is {name!r}; {where} has the columns {names}.")
+    return target
+
+
 def from_table(table: Any, config: DataConfig, *, where: str) -> Arrays:
     """Take inputs, targets and the split's column from a pandas table."""
     import pandas as pd
 
     names = list(map(str, table.columns))
     table.columns = names
-    target = config.target or names[-1]
+    target = check_names(config, names, where=where)
     key = config.group or config.time
-    for role, name in (("target", target), (config.split, key), *(("columns", name) for name in config.columns or ())):
-        if name is not None and name not in names:
-            raise ConfigError(f"task.data.{role} is {name!r}; {where} has the columns {names}.")
     features = table[config.columns] if config.columns is not None else table.drop(columns=target)
     features = features.drop(columns=[name for name in (key, target) if name in features.columns])
     text = [c for c in features.columns if not pd.api.types.is_numeric_dtype(features[c])]
