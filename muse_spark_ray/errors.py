@@ -6,6 +6,7 @@
     ├── LedgerError          a sweep or trial that is not there, a bad file  exit 2
     │   └── StoreError       the store itself cannot be reached              exit 5
     ├── TrialError           one trial failed; the sweep goes on             exit 1
+    ├── PreemptedError       told to end; all is saved, the same goes on     exit 143
     └── ClusterError         Ray or a node cannot be reached                 exit 5
 
 A message says where, what was seen, what is allowed and what to do; `hint` holds the last of these
@@ -62,6 +63,12 @@ class TrialError(MuseSparkError):
     """One trial failed; what it cost is kept."""
 
     exit_code = 1
+
+
+class PreemptedError(MuseSparkError):
+    """The process was told to end; what it had done is saved, and starting it again goes on from there."""
+
+    exit_code = 143
 
 
 class ClusterError(MuseSparkError):

@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from muse_spark_ray.data.loader import IndexedSource
+from muse_spark_ray.data.planned import IndexedSource
 
 _WORSE = 1.05
 _PROBED_BATCHES = 40

@@ -103,12 +103,12 @@ class PlannedWindow:
 
 
 def plan_windows(
-    order: Tensor, *, batch_size: int, window: int, rank: int = 0, world_size: int = 1, drop_last: bool = False
+    order: Tensor, *, batch_size: int, window: int, rank: int = 0, world_size: int = 1
 ) -> list[PlannedWindow]:
     """Cut an order into windows of micro-batches and take one rank's share of each.
 
     A micro-batch holds up to `batch_size` samples on each rank. The last one of a window may hold fewer; it is
-    dealt out as evenly as possible, and nothing is repeated or, unless `drop_last`, left out.
+    dealt out as evenly as possible, and nothing is repeated or left out.
 
     Args:
         order: [M] int64 samples of the epoch, the same on all ranks.
@@ -116,16 +116,14 @@ def plan_windows(
         window: Samples in a window, over all ranks.
         rank: This rank.
         world_size: Number of ranks.
-        drop_last: Leave out a last micro-batch that is not full.
 
     Returns:
         The windows in order.
     """
     across = batch_size * world_size
-    usable = len(order) - len(order) % min(across, window) if drop_last else len(order)
     windows = []
-    for start in range(0, usable, window):
-        group = torch.split(order[start : min(start + window, usable)], across)
+    for start in range(0, len(order), window):
+        group = torch.split(order[start : start + window], across)
         windows.append(PlannedWindow(tuple(_share(c, rank, world_size) for c in group), sum(len(c) for c in group)))
     return windows
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from muse_spark_ray.data.dealing import Dealing
 from muse_spark_ray.data.order import epoch_order
 from muse_spark_ray.data.readers.parquet import ParquetTable
 from muse_spark_ray.data.survey import Survey
@@ -80,6 +82,7 @@ class ParquetStream(IterableDataset[tuple[Tensor, Tensor]]):
         # Shared with loader workers that outlive an epoch.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._rank, self._world_size = 0, 1
+        self._resumed: tuple[int, Dealing] | None = None
         self._look_at_ranks()
 
     def set_epoch(self, epoch: int) -> None:
@@ -89,22 +92,53 @@ class ParquetStream(IterableDataset[tuple[Tensor, Tensor]]):
     def batches(self, epoch: int, workers: int) -> int:
         """Return how many batches the rank with the most of them yields in an epoch, with so many loader workers."""
         self._look_at_ranks()
-        readers = max(1, workers)
-        loads = [self._rows(parts) for parts in self._dealt(epoch, self._world_size * readers)]
-        counts = [-(-load // self.batch_size) for load in loads]
-        return max(sum(counts[start : start + readers]) for start in range(0, len(counts), readers))
+        dealing = Dealing.fresh(self._world_size, max(1, workers))
+        sizes = self._sizes(self._dealt(epoch, dealing.hands))
+        return max(dealing.batches_left(sizes, rank) for rank in range(self._world_size))
+
+    def dealing(self, workers: int) -> Dealing:
+        """Return who reads what, with so many loader workers, when an epoch begins."""
+        self._look_at_ranks()
+        return Dealing.fresh(self._world_size, max(1, workers))
+
+    def go_on(self, epoch: int, before: Dealing, done: Sequence[int], *, workers: int) -> Dealing:
+        """Begin that epoch, the next time it is read, where others stopped.
+
+        Args:
+            epoch: Epoch, from 0.
+            before: Who read what.
+            done: Batches that each rank took, then.
+            workers: Loader workers of a rank now.
+
+        Returns:
+            Who reads what from now on; the epochs after this one are dealt afresh.
+        """
+        self._look_at_ranks()
+        sizes = self._sizes(self._dealt(epoch, before.hands))
+        dealing = before.go_on(sizes, done, ranks=self._world_size, workers=max(1, workers))
+        self._resumed = (epoch, dealing)
+        return dealing
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         self._look_at_ranks()
         worker = get_worker_info()
         number, readers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         epoch, reader = int(self._epoch), self._rank * readers + number
-        own = self._dealt(epoch, self._world_size * readers)[reader]
-        generator = seeded(self._seed, epoch, reader)
+        dealing = Dealing.fresh(self._world_size, readers)
+        if self._resumed is not None and self._resumed[0] == epoch:
+            dealing = self._resumed[1]
+        dealt = self._dealt(epoch, dealing.hands)
+        for hand, done in dealing.readers[reader]:
+            yield from islice(self._read_hand(epoch, hand, dealt[hand], threads=worker is None), done, None)
+
+    def _read_hand(
+        self, epoch: int, hand: int, parts: Sequence[int], *, threads: bool
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        generator = seeded(self._seed, epoch, hand)
         held: list[tuple[Tensor, Tensor]] = []
         rows = 0
-        for part in own:
-            held.append(self._read(part, threads=worker is None))
+        for part in parts:
+            held.append(self._read(part, threads=threads))
             rows += len(held[-1][0])
             if rows >= max(self._buffer_rows, self.batch_size):
                 batches = self._cut(held, generator)
@@ -132,6 +166,10 @@ class ParquetStream(IterableDataset[tuple[Tensor, Tensor]]):
             dealt[reader].append(part)
             loads[reader] += self._rows([part])
         return dealt
+
+    def _sizes(self, dealt: Sequence[Sequence[int]]) -> list[int]:
+        """Return the batches in each hand."""
+        return [-(-self._rows(parts) // self.batch_size) for parts in dealt]
 
     def _rows(self, parts: Sequence[int]) -> int:
         return sum(self._part.survey.rows[part] for part in parts)

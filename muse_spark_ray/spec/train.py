@@ -132,7 +132,21 @@ class CheckpointConfig(BaseModel):
     save_dir: str | None = Field(None, description="folder for checkpoints and report.json; none: nothing is written")
     save_freq: int | float | Literal["epoch", "last"] = Field(
         "epoch",
-        description="'epoch': after each; 'last': only at the end; a number: at epoch ends, once so many seconds passed",
+        description="'epoch': after each, and within them by `interval`; 'last': only at the end; a number: once so many "
+        "seconds passed, within epochs too",
+    )
+    interval: float | Literal["auto"] | None = Field(
+        "auto",
+        description="seconds between two saves within an epoch; auto: by what a save costs and how often training "
+        "failed; none: only between epochs",
+    )
+    max_lost_seconds: float = Field(
+        30.0, gt=0, description="interval: auto: most seconds of training between two saves, if that costs at most 1 %"
+    )
+    every_steps: int | None = Field(None, ge=1, description="save after each so many updates too; none: not")
+    resize: Literal["keep_batch", "scale_lr"] = Field(
+        "keep_batch",
+        description="resumed on another number of workers: keep the samples in an update, or scale the learning rate",
     )
     keep_last: int | None = Field(
         2, ge=-1, description="newest checkpoints kept besides the best; null or -1 keeps all"
@@ -153,6 +167,13 @@ class CheckpointConfig(BaseModel):
     def _zero_would_keep_nothing(cls, value: int | None) -> int | None:
         if value == 0:
             raise ValueError("keep_last: 0 would keep nothing to resume from; use 1 or more, or null for all")
+        return value
+
+    @field_validator("interval")
+    @classmethod
+    def _interval_is_positive(cls, value: Any) -> Any:
+        if isinstance(value, int | float) and not 0 < value < float("inf"):
+            raise ValueError(f"interval is {value}; it must be seconds above 0, auto, or null")
         return value
 
     @field_validator("save_freq")

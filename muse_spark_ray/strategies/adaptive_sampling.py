@@ -276,6 +276,7 @@ class AdaptiveSampling(Strategy):
             "losses": self._losses.clone(),
             "seen": self._seen.clone(),
             "share": self._share,
+            "probability": self._probability,
             "histograms": [list(counts) for counts in self._histograms],
         }
 
@@ -283,6 +284,7 @@ class AdaptiveSampling(Strategy):
         self._losses = state["losses"].clone()
         self._seen = state["seen"].clone()
         self._share = float(state["share"])
+        self._probability = state.get("probability")
         self._histograms = [list(counts) for counts in state["histograms"]]
         self._fresh = []
 

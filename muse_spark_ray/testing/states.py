@@ -49,9 +49,9 @@ def foreign_parts(state: Any, *, where: str = "state") -> list[str]:
 
 
 def repeatable(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's state without what depends on the speed of the machine."""
+    """Return a checkpoint's state without what depends on the speed of the machine, and on how often it failed."""
     history = [{k: v for k, v in epoch.items() if k not in _TIMED} for epoch in state["history"]]
-    return {key: value for key, value in state.items() if key != "seconds"} | {"history": history}
+    return {key: value for key, value in state.items() if key not in ("seconds", "failures")} | {"history": history}
 
 
 def _tensor_differences(left: Tensor, right: Tensor) -> list[str]:

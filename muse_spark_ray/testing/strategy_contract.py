@@ -19,6 +19,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -28,9 +29,10 @@ from typing import Any, ClassVar
 import optuna
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from muse_spark_ray.data.loader import known_lengths
+from muse_spark_ray.data.known import known_lengths
 from muse_spark_ray.errors import ConfigError
 from muse_spark_ray.spec.load import train_config
 from muse_spark_ray.spec.train import train_config_class
@@ -95,10 +97,33 @@ class StrategyContract:
     @pytest.mark.parametrize("accumulation", [1, 3])
     def test_resumes_bit_for_bit(self, name: str, tmp_path: Path, accumulation: int) -> None:
         """A run stopped at an epoch border and continued ends in the state of one that was not stopped."""
-        config = {"gradient_accumulation_steps": accumulation, "schedule": {"type": "cosine"}, "clip_norm": 1.0}
+        config: dict[str, Any] = {
+            "gradient_accumulation_steps": accumulation,
+            "schedule": {"type": "cosine"},
+            "clip_norm": 1.0,
+        }
         whole = _final_state(tmp_path / "whole", self.block(name), **config)
         parts = _final_state_in_two(tmp_path / "parts", self.block(name), **config)
         assert_same(whole, parts)
+
+    @pytest.mark.parametrize("accumulation", [1, 3])
+    def test_resumes_bit_for_bit_in_mid_epoch(self, name: str, tmp_path: Path, accumulation: int) -> None:
+        """Every state saved within an epoch, too, goes on to the state of the run that wrote it."""
+        config: dict[str, Any] = {
+            "gradient_accumulation_steps": accumulation,
+            "schedule": {"type": "cosine"},
+            "clip_norm": 1.0,
+        }
+        keep = {"every_steps": 5 if accumulation == 1 else 2, "keep_last": -1}
+        toy_trainer(folder=tmp_path, strategies=self.block(name), checkpoint=keep, **config).fit(EPOCHS)
+        whole = _newest(tmp_path)
+        within = sorted(tmp_path.glob("epoch_*_step_*"))
+        assert len(within) >= EPOCHS - 1
+        for folder in within[1 :: max(1, len(within) // 3)]:
+            alone = tmp_path / "alone" / folder.name
+            alone.mkdir(parents=True)
+            shutil.copytree(folder, alone / folder.name)
+            assert_same(whole, _final_state(alone, self.block(name), seed=99, **config))
 
     @pytest.mark.parametrize("precision", ["off", "bf16"])
     def test_learns(self, name: str, precision: str) -> None:
@@ -153,11 +178,11 @@ class StrategyContract:
         assert torch.equal(order, strategy.order_samples(left, Step(epoch=epoch, update=3 * epoch)))
 
     def test_two_ranks_stay_equal_and_resume(self, name: str, tmp_path: Path) -> None:
-        """Two ranks keep the same bits throughout, and continue from a checkpoint as if never stopped."""
-        (whole, parts), (other_whole, other_parts) = on_ranks(_rank_results, 2, str(tmp_path), self.block(name))
-        assert_same(whole, other_whole)
-        assert_same(parts, other_parts)
-        assert_same(whole, parts)
+        """Two ranks keep the same bits throughout, and go on from a border or from mid-epoch as if never stopped."""
+        results, others = on_ranks(_rank_results, 2, str(tmp_path), self.block(name))
+        for result, other in zip(results, others, strict=True):
+            assert_same(result, other)
+            assert_same(results[0], result)
 
     def test_every_drawn_config_is_valid(self, name: str) -> None:
         """The declared search space holds nothing that the config refuses."""
@@ -272,11 +297,18 @@ def _visible_result(*, until: int = EPOCHS, **config: Any) -> dict[str, Any]:
     return {"weights": dict(net.state_dict()), "best": best, "history": repeatable(report)["history"]}
 
 
-def _rank_results(folder: str, block: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _rank_results(folder: str, block: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Train on this rank without a stop, stopped between two epochs, and stopped within one."""
+    whole, parts, within = (Path(folder) / name for name in ("whole", "parts", "within"))
     own: dict[str, Any] = {"batch_size": 4, "strategies": block, "gradient_accumulation_steps": 2}
-    whole = _visible_result(folder=Path(folder) / "whole", **own)
-    _visible_result(folder=Path(folder) / "parts", until=BORDER, **own)
-    return whole, _visible_result(folder=Path(folder) / "parts", seed=99, **own)
+    keep = {"every_steps": 3, "keep_last": -1}
+    unstopped = _visible_result(folder=whole, checkpoint=keep, **own)
+    _visible_result(folder=parts, until=BORDER, **own)
+    if dist.get_rank() == 0:
+        saved = sorted(whole.glob("epoch_*_step_*"))
+        shutil.copytree(saved[len(saved) // 2], within / saved[len(saved) // 2].name)
+    dist.barrier()
+    return unstopped, *(_visible_result(folder=part, seed=99, **own) for part in (parts, within))
 
 
 def _assert_learns(trainer: Any) -> None:

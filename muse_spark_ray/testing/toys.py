@@ -84,7 +84,7 @@ def toy_trainer(
     if strategies is not None:
         settings["strategies"] = dict(strategies)
     if folder is not None:
-        settings["checkpoint"] = {"save_dir": str(folder)}
+        settings["checkpoint"] = {**settings.get("checkpoint", {}), "save_dir": str(folder)}
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     torch.manual_seed(seed)
     loader = DataLoader(blobs(), batch_size, shuffle=True)

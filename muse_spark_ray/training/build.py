@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from muse_spark_ray.data import Cut, Growth, Source, Task, split_pair
 from muse_spark_ray.data.autotune import Trial, tune_workers
-from muse_spark_ray.data.loader import IndexedSource
+from muse_spark_ray.data.planned import IndexedSource
 from muse_spark_ray.strategy import Context, StrategyStack, Trait, check_traits, strategies
+from muse_spark_ray.strategy.rng import seed_everything
 from muse_spark_ray.training.devices import move
 from muse_spark_ray.training.models import build_model
 from muse_spark_ray.training.objective import Criterion, can_be_per_sample
 from muse_spark_ray.training.optimizers import build_optimizer
 from muse_spark_ray.training.precision import Precision
-from muse_spark_ray.training.rng import seed_everything
 
 if TYPE_CHECKING:
     from muse_spark_ray.spec.train import LoaderConfig, TrainConfig

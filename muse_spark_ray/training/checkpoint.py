@@ -1,6 +1,7 @@
 """Checkpoints: folders that are complete or not there, verified before they are trusted.
 
-A checkpoint is a folder `epoch_000012` with
+A checkpoint is a folder `epoch_000012`, or `epoch_000012_step_000345` after so many updates in the epoch that follows,
+with
 
     model.safetensors   the weights as they are
     best.safetensors    the weights of the best epoch so far
@@ -8,13 +9,14 @@ A checkpoint is a folder `epoch_000012` with
     manifest.json       epoch, metric, size and SHA-256 of each file, and what the checkpoint comes from
 
 It is written under another name, flushed to disk and renamed, so that a crash leaves either the whole checkpoint or
-none. Only then are older ones deleted; the best and the `keep_last` newest stay. The links `last` and `best` beside
-the folders lead to the newest and to the best one.
+none. Only then are older ones deleted; the best, the `keep_last` newest and those that someone is loading stay. The
+links `last` and `best` beside the folders lead to the newest and to the best one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import logging
@@ -22,18 +24,24 @@ import math
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from muse_spark_ray.errors import ConfigError, DataError
 from muse_spark_ray.training.weights import put_weights, save_weights, take_weights
 
 logger = logging.getLogger(__name__)
-FORMATS = (1, 2)
-_NAME = re.compile(r"epoch_(\d{6,})")
+FORMATS = (1, 2, 3)
+_NAME = re.compile(r"epoch_(\d{6,})(?:_step_(\d{6,}))?")
+
+
+class CheckpointWriteError(OSError):
+    """A checkpoint could not be written: no room, no permission, a storage that does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +51,19 @@ class Saved:
     Args:
         path: Its folder.
         epoch: Epochs done when it was written.
+        step: Updates done when it was written within an epoch; 0 between two.
         metric: Value that says how good it is; None where nothing was measured, never NaN.
     """
 
     path: Path
     epoch: int
+    step: int
     metric: float | None
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts checkpoints by how far the training had come."""
+        return self.epoch, self.step
 
 
 class Checkpoints:
@@ -72,7 +87,13 @@ class Checkpoints:
             ) from error
 
     def save(
-        self, state: dict[str, Any], *, epoch: int, metric: float | None, about: dict[str, Any] | None = None
+        self,
+        state: dict[str, Any],
+        *,
+        epoch: int,
+        metric: float | None,
+        step: int = 0,
+        about: dict[str, Any] | None = None,
     ) -> Path:
         """Write a checkpoint, then delete what is not kept.
 
@@ -80,33 +101,27 @@ class Checkpoints:
             state: Tensors, numbers, strings, lists, dictionaries.
             epoch: Epochs done.
             metric: How good it is; a value that is not finite counts as unknown.
+            step: Updates done, if it is written within an epoch.
             about: What the checkpoint comes from, as JSON can hold it.
 
         Returns:
             The new folder.
+
+        Raises:
+            CheckpointWriteError: If it cannot be written; what was there before is untouched.
         """
-        final = self.folder / f"epoch_{epoch:06d}"
+        final = self.folder / (f"epoch_{epoch:06d}_step_{step:06d}" if step else f"epoch_{epoch:06d}")
         partial = self.folder / f".{final.name}.{os.getpid()}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        rest, weights = take_weights(state)
-        for name, tensors in weights.items():
-            save_weights(tensors, partial / name)
-        torch.save(rest, partial / "state.pt")
-        files = [*weights, "state.pt"]
-        for name in files:
-            _flush(partial / name)
         known = metric if metric is not None and math.isfinite(metric) else None
-        manifest = {
-            "format": FORMATS[-1],
-            "epoch": epoch,
-            "metric": known,
-            "files": {name: _fingerprint(partial / name) for name in files},
-            "about": about or {},
-        }
-        (partial / "manifest.json").write_text(json.dumps(manifest, indent=1))
-        _flush(partial / "manifest.json")
-        _flush(partial)
+        told = {"epoch": epoch, "step": step, "metric": known, "about": about or {}}
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            _write(partial, state, told)
+        except (OSError, SafetensorError, RuntimeError) as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(error, RuntimeError) and "StreamWriter" not in str(error):
+                raise
+            raise CheckpointWriteError(f"{final}: {_reason(error)}") from error
         if final.exists():
             shutil.rmtree(final)
         partial.rename(final)
@@ -122,8 +137,8 @@ class Checkpoints:
             match = _NAME.fullmatch(path.name)
             manifest = _read_manifest(path) if match else None
             if match and manifest is not None:
-                found.append(Saved(path, int(match[1]), manifest.get("metric")))
-        return sorted(found, key=lambda saved: saved.epoch)
+                found.append(Saved(path, int(match[1]), int(match[2] or 0), manifest.get("metric")))
+        return sorted(found, key=lambda saved: saved.order)
 
     def best(self) -> Saved | None:
         """Return the best one with a known metric, the earlier of equals."""
@@ -148,7 +163,7 @@ class Checkpoints:
             return
         saved, best = self.saved(), self.best()
         for old in saved[: -self._keep_last]:
-            if best is None or old.path != best.path:
+            if (best is None or old.path != best.path) and not _is_in_use(old.path):
                 shutil.rmtree(old.path, ignore_errors=True)
 
     def _link(self) -> None:
@@ -163,6 +178,32 @@ class Checkpoints:
                     partial.replace(self.folder / name)
 
 
+def _write(folder: Path, state: dict[str, Any], told: dict[str, Any]) -> None:
+    """Write the files of a checkpoint, the manifest last, each of them flushed to disk."""
+    folder.mkdir()
+    rest, weights = take_weights(state)
+    for name, tensors in weights.items():
+        save_weights(tensors, folder / name)
+    torch.save(rest, folder / "state.pt")
+    files = [*weights, "state.pt"]
+    for name in files:
+        _flush(folder / name)
+    manifest = {"format": FORMATS[-1], **told, "files": {name: _fingerprint(folder / name) for name in files}}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    _flush(folder / "manifest.json")
+    _flush(folder)
+
+
+def _reason(error: Exception) -> str:
+    """Return what the operating system said, where a library hides it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return str(error).splitlines()[0]
+
+
 def load_state(folder: str | Path) -> dict[str, Any]:
     """Load and verify one checkpoint folder.
 
@@ -170,6 +211,11 @@ def load_state(folder: str | Path) -> dict[str, Any]:
         DataError: If a file is missing, cut short, changed, or holds anything but tensors and plain containers.
     """
     path = Path(folder)
+    with _in_use(path):
+        return _load(path)
+
+
+def _load(path: Path) -> dict[str, Any]:
     manifest = _read_manifest(path)
     if manifest is None:
         raise DataError(f"checkpoint {path} has no readable manifest.json; it is not complete.")
@@ -192,6 +238,27 @@ def about_checkpoint(folder: str | Path) -> dict[str, Any]:
     manifest = _read_manifest(Path(folder)) or {}
     told: dict[str, Any] = manifest.get("about", {})
     return told
+
+
+@contextlib.contextmanager
+def _in_use(path: Path) -> Iterator[None]:
+    """Keep others from deleting a checkpoint, where the file system has locks."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            file = stack.enter_context((path / "manifest.json").open("rb"))
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+
+
+def _is_in_use(path: Path) -> bool:
+    try:
+        with (path / "manifest.json").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _read_manifest(path: Path) -> dict[str, Any] | None:

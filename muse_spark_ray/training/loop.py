@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from muse_spark_ray.cost import Phase, PhaseClock
-from muse_spark_ray.data import Source, Window
+from muse_spark_ray.data import Position, Source, Window
 from muse_spark_ray.strategy import Batch, Step, StrategyStack
 from muse_spark_ray.training.devices import to_device
 from muse_spark_ray.training.diagnose import DivergedError, bad_steps_diagnosis
@@ -25,6 +25,7 @@ from muse_spark_ray.training.glance import Glance
 from muse_spark_ray.training.memory import cut_window, make_room
 from muse_spark_ray.training.objective import Objective
 from muse_spark_ray.training.precision import Precision
+from muse_spark_ray.training.progress import Progress
 from muse_spark_ray.training.schedules import Schedule
 
 
@@ -42,6 +43,10 @@ class Run:
         min_micro_batch: Micro-batches are never cut below this many samples.
         ordering: Seconds that strategies took to choose samples since the last window; work, not waiting for data.
         micro_batch: Most samples in a pass since memory ran out; None as long as it has not.
+        between: Called between two windows of an epoch; what it raises ends the training there, and the next one goes
+            on from there.
+        progress: Of the epoch that is under way; None between two epochs.
+        keeps_window: Updates have as many samples as on the ranks that began, not as the config says for these.
     """
 
     module: nn.Module
@@ -64,6 +69,9 @@ class Run:
     skipped_steps: int = 0
     bad_steps: int = 0
     bad_in_a_row: int = 0
+    between: Callable[[], None] | None = None
+    progress: Progress | None = None
+    keeps_window: bool = False
     parameters: list[nn.Parameter] = field(default_factory=list)
     glance: Glance = field(init=False)
     is_plain: bool = field(init=False)
@@ -88,25 +96,21 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class EpochTotals:
-    """Sums of one epoch over all ranks.
+    """What one epoch came to, over all ranks.
 
     Args:
         loss: Mean training loss over the windows that were applied, by weight; NaN if none was.
-        samples: Samples trained on.
-        windows: Windows tried.
-        grad_norm: Gradient norm of the last window before clipping; None where it was not needed.
-        waited: Seconds in which the device waited for data, on this rank.
+        progress: Its sums.
+        waited: Seconds in which the device waited for data, on this rank, in this process.
     """
 
     loss: float
-    samples: int
-    windows: int
-    grad_norm: float | None
-    waited: float = 0.0
+    progress: Progress
+    waited: float
 
 
 def train_epoch(run: Run, *, epochs: int) -> EpochTotals:
-    """Train one epoch.
+    """Train one epoch, or what is left of it.
 
     Args:
         run: The training; its counters move on.
@@ -117,15 +121,15 @@ def train_epoch(run: Run, *, epochs: int) -> EpochTotals:
     """
     run.model.train()
     run.parameters = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
-    windows_ahead, batch = (
+    p = run.progress = run.progress or Progress(skipped=run.skipped_steps, bad=run.bad_steps)
+    p.began = time.monotonic()
+    planned, batch = (
         run.source.windows_per_epoch(run.epoch, run.stack.epoch_samples),
         run.source.window_size(run.epoch),
     )
-    run.schedule.plan_epoch(epoch=run.epoch, epochs=epochs, windows=windows_ahead, batch=batch)
-    loss_sum = weight_sum = waited = 0.0
-    samples = count = 0
-    norm: float | None = None
+    run.schedule.plan_epoch(epoch=run.epoch, epochs=epochs, windows=planned, batch=batch, done=p.position.windows)
     windows, clock = open_windows(run), time.perf_counter
+    waited = 0.0
     while True:
         asked = clock()
         window = next(windows, None)
@@ -137,17 +141,20 @@ def train_epoch(run: Run, *, epochs: int) -> EpochTotals:
             cut_window(window, run.micro_batch)
         weight = window_weight(run, window) if run.objective.weighs else window.weight
         step = Step(run.epoch, run.updates)
-        loss, norm = accumulate_gradients(run, window, weight, step)
+        loss, p.grad_norm = accumulate_gradients(run, window, weight, step)
         again = partial(repeat_window, run, window, weight, step) if run.repeats else None
-        if apply_update(run, loss, norm, step, again):
-            loss_sum += loss * weight
-            weight_sum += weight
-        samples += window.samples
-        count += 1
+        if apply_update(run, loss, p.grad_norm, step, again):
+            p.loss_sum += loss * weight
+            p.weight_sum += weight
+        p.samples += window.samples
         window.batches.clear()  # so that the next batch finds this one's memory, still in cache
+        if run.between is not None:
+            run.between()
     run.clock.add(Phase.data_wait, waited)
-    loss_sum = sum_over_ranks([loss_sum], run.world)[0] / run.world.size
-    return EpochTotals(loss_sum / weight_sum if weight_sum else float("nan"), samples, count, norm, waited)
+    run.progress = None
+    loss_sum = sum_over_ranks([p.loss_sum], run.world)[0] / run.world.size
+    mean = loss_sum / p.weight_sum if p.weight_sum else float("nan")
+    return EpochTotals(mean, p, waited)
 
 
 def accumulate_gradients(run: Run, window: Window, weight: float, step: Step) -> tuple[float, float | None]:
@@ -289,10 +296,10 @@ def prepared(run: Run, batch: Batch, step: Step) -> Batch:
 
 
 def open_windows(run: Run) -> Iterator[Window]:
-    """Start reading the epoch's windows, in the order that the strategies choose."""
-    stack = run.stack
+    """Start reading the windows that are left of the epoch, in the order that the strategies choose."""
+    stack, position = run.stack, run.progress.position if run.progress is not None else Position()
     if not stack.uses("order_samples"):
-        return run.source.windows(run.epoch)
+        return run.source.windows(run.epoch, position=position)
 
     def reorder(order: Tensor) -> Tensor:
         began = time.perf_counter()
@@ -300,4 +307,4 @@ def open_windows(run: Run) -> Iterator[Window]:
         run.ordering += time.perf_counter() - began
         return chosen
 
-    return run.source.windows(run.epoch, reorder, stack.reorder_every)
+    return run.source.windows(run.epoch, reorder, stack.reorder_every, position)

@@ -90,7 +90,9 @@ class Schedule:
         self._epochs: int | None = None
         self._plateau_factor, self._plateau_best, self._plateau_waits = 1.0, math.inf, 0
 
-    def plan_epoch(self, *, epoch: int, epochs: int, windows: int | None, batch: int | None = None) -> None:
+    def plan_epoch(
+        self, *, epoch: int, epochs: int, windows: int | None, batch: int | None = None, done: int = 0
+    ) -> None:
         """Say how many updates are still to come, and how large they are.
 
         Args:
@@ -98,6 +100,7 @@ class Schedule:
             epochs: Epochs in all.
             windows: Updates planned for this epoch, None if not known.
             batch: Samples in an update, None if not known.
+            done: Updates of this epoch that were tried before.
 
         Raises:
             ConfigError: If the rate is to follow the batch size and that is not known.
@@ -106,7 +109,7 @@ class Schedule:
         if self._epochs not in (None, epochs):
             self._progress = epoch / epochs
         self._epochs = epochs
-        self._left = None if windows is None else windows * (epochs - epoch)
+        self._left = None if windows is None else windows * (epochs - epoch) - done
         if self._left is None:
             self._progress = epoch / epochs
         self._apply()
@@ -127,6 +130,12 @@ class Schedule:
         self._plateau_factor *= factor
         self._is_constant = self._is_constant and self._plateau_factor == 1.0
         self._apply()
+
+    def rescale(self, factor: float) -> None:
+        """Multiply the base rate for good, since updates are made of another number of samples."""
+        self._base = [base * factor for base in self._base]
+        for group in self._optimizer.param_groups:
+            group["lr"] *= factor
 
     def restart(self) -> None:
         """Begin the form anew; one that ends with the training does so over the updates that are left."""
@@ -190,6 +199,11 @@ class Schedule:
         self._plateau_factor, self._plateau_best, self._plateau_waits = float(factor), float(best), int(waits)
         self._is_constant = self._is_constant and self._plateau_factor == 1.0
         self._apply()
+
+    @property
+    def follows_batch(self) -> bool:
+        """Whether the rate follows the samples in an update by itself."""
+        return self._config.lr_scaling != "none"
 
     @property
     def _warmup(self) -> int:

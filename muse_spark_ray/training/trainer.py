@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -38,10 +39,11 @@ from muse_spark_ray.training.diagnose import DivergedError, explained
 from muse_spark_ray.training.distributed import join_world, share_buffers, spread, spread_again
 from muse_spark_ray.training.evaluate import Evaluation, evaluate, predictions
 from muse_spark_ray.training.gauges import Gauges, peak_gpu_memory_mb
-from muse_spark_ray.training.keeper import Keeper
+from muse_spark_ray.training.keeper import Keeper, Story
 from muse_spark_ray.training.loggers import Loggers
 from muse_spark_ray.training.loop import EpochTotals, Run, train_epoch
 from muse_spark_ray.training.metrics import MetricSet
+from muse_spark_ray.training.notice import PreemptionNotices, listening_to_sigterm
 from muse_spark_ray.training.objective import Criterion, Objective, can_be_per_sample, default_criterion
 from muse_spark_ray.training.observe import observations
 from muse_spark_ray.training.optimizers import set_mode
@@ -74,6 +76,10 @@ class MuseSparkTrainer:
             `gradient_accumulation_steps`, `adaptive_sampling`, `dynamic_lr_scheduler`, `checkpoint`).
         clock: Where time is booked; None starts one.
         about: Kept in every checkpoint as JSON: label map, preprocessing, tokenizer, whatever using the model needs.
+
+    Attributes:
+        notices: Where word of a coming end arrives, from any thread; SIGTERM comes there by itself. The state is then
+            saved between two updates, and `fit` raises `PreemptedError`.
 
     Raises:
         ConfigError: If a key or a combination is not allowed, before any training.
@@ -151,11 +157,10 @@ class MuseSparkTrainer:
             classes=classes,
             device=world.device,
         )
-        self._best = Best(c.task.metric, higher_is_better=METRICS[c.task.metric].higher_is_better)
-        self._history: list[Metrics] = []
-        self._seconds = 0.0
+        self._story = Story(Best(c.task.metric, higher_is_better=METRICS[c.task.metric].higher_is_better), [])
         self._verdict: dict[str, Any] = {"state": "new", "diagnosis": None, "resumed_from": None, "exact_resume": None}
-        self._keeper = Keeper(c, higher_is_better=self._best.higher_is_better, about=about or {})
+        self.notices = PreemptionNotices()
+        self._keeper = Keeper(c, self._run, self._story, notices=self.notices, about=about or {})
         self._resume()
 
     def fit(self, epochs: int | None = None, *, on_epoch: OnEpoch | None = None) -> dict[str, Any]:
@@ -173,8 +178,26 @@ class MuseSparkTrainer:
         if total < 1:
             raise ConfigError(f"epochs is {total}; it must be at least 1.")
         last = min(total, self.config.stop_epoch or total)
-        started = time.monotonic()
         self._verdict["state"] = "finished"
+        with self._kept(), listening_to_sigterm(self.notices):
+            self._train(total, last, on_epoch)
+        report = {**self.get_training_report(), **strict_json(self._analysis())}
+        if self._keeper.folder is not None and self._run.world.is_first:
+            _write_json(self._keeper.folder / "report.json", report)
+        return report
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Hold the checkpoint folder while training, and leave with all written and all time counted."""
+        self._keeper.open()
+        self._story.began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._keeper.finish()
+            self._story.seconds, self._story.began = self._story.total_seconds, None
+
+    def _train(self, total: int, last: int, on_epoch: OnEpoch | None) -> None:
         loggers, gauges = self._open_loggers(), Gauges(self._run.world, self.config.logging)
         try:
             if reason := self._run.stack.ended():
@@ -184,22 +207,21 @@ class MuseSparkTrainer:
                 loggers.log(self._run.epoch, gauges.numbers(self._history, epochs_left=last - self._run.epoch))
                 if is_end:
                     break
+                self._keeper.leave_if_told()
         except DivergedError as diverged:
             logger.warning("%s", diverged)
             self._verdict |= {"state": "diverged", "diagnosis": str(diverged)}
         except ValueError as error:
             raise explained(error) from error
         else:
-            self._save_if_due(is_last=True)
+            self._keeper.save_at_border(is_last=True)
         finally:
-            self._keeper.finish()
             loggers.close()
             gauges.close()
-        self._seconds += time.monotonic() - started
-        report = {**self.get_training_report(), **strict_json(self._analysis())}
-        if self._keeper.folder is not None and self._run.world.is_first:
-            _write_json(self._keeper.folder / "report.json", report)
-        return report
+
+    @property
+    def _history(self) -> list[Metrics]:
+        return self._story.history
 
     @property
     def history(self) -> list[Metrics]:
@@ -218,8 +240,8 @@ class MuseSparkTrainer:
         """
         shown = self._run.stack.evaluation_model(self._run.module)
         model = copy.deepcopy(shown)
-        if self._best.weights:
-            model.load_state_dict(self._best.weights)
+        if self._story.best.weights:
+            model.load_state_dict(self._story.best.weights)
         return model.eval()
 
     def hardest_samples(self, count: int = 20) -> list[dict[str, Any]]:
@@ -274,16 +296,17 @@ class MuseSparkTrainer:
             **self._verdict,
             "epochs": run.epoch,
             "updates": run.updates,
-            "best_epoch": self._best.epoch,
+            "best_epoch": self._story.best.epoch,
             "best_val_acc": percent(best_of(self._history, "accuracy", higher_is_better=True)),
             "best_val_loss": best_of(self._history, "val_loss", higher_is_better=False),
-            "total_time": self._seconds,
+            "total_time": self._story.total_seconds,
             "peak_gpu_memory": peak_gpu_memory_mb(run.world.device),
             "skipped_steps": run.skipped_steps,
             "bad_steps": run.bad_steps,
             "effective_batch_size": self._effective_batch_size(),
             "micro_batch": run.micro_batch or run.source.batch_size,
             "world_size": run.world.size,
+            **self._keeper.report(),
             "device": str(run.world.device),
             "precision": run.precision.kind,
             "precision_report": run.precision.report(),
@@ -312,38 +335,32 @@ class MuseSparkTrainer:
         return found
 
     def _resume(self) -> None:
-        resumed = self._keeper.resume(self._run, self._best)
+        resumed = self._keeper.resume()
         if resumed is None:
             return
         run = self._run
-        self._history, self._seconds = resumed.history, resumed.seconds
-        self._verdict |= {"resumed_from": resumed.epoch, "exact_resume": resumed.is_exact}
+        self._verdict |= {"resumed_from": run.epoch, "exact_resume": resumed.is_exact}
         run.model = spread_again(run.model, run.module, run.world, run.stack)
-
-    def _save_if_due(self, *, is_last: bool) -> str | None:
-        return self._keeper.save_if_due(self._run, self._best, self._history, seconds=self._seconds, is_last=is_last)
 
     def _one_epoch(self, total: int, last: int, on_epoch: OnEpoch | None) -> bool:
         """Train and evaluate one epoch; return True if the training is to end with it."""
-        run, began = self._run, time.monotonic()
-        skipped, bad = run.skipped_steps, run.bad_steps
+        run = self._run
         run.clock.enter(Phase.train)
         set_mode(run.optimizer, training=True)
         totals = train_epoch(run, epochs=total)
         set_mode(run.optimizer, training=False)
-        seconds = time.monotonic() - began
+        seconds = totals.progress.seconds_here
         for model in dict.fromkeys((run.module, run.stack.evaluation_model(run.module))):
             share_buffers(model, run.world)
         run.epoch += 1
-        evaluation = self._evaluate()
-        metrics = self._metrics(totals, evaluation, seconds, run.skipped_steps - skipped, run.bad_steps - bad)
+        metrics = self._metrics(totals, self._evaluate(), seconds)
         self._history.append(metrics)
         run.schedule.check(metrics["val_loss"])
         self._keep_best(metrics)
         decision = run.stack.after_epoch(metrics, Step(run.epoch, run.updates, last - run.epoch)) or Decision()
         self._follow(decision, metrics)
         is_last = run.epoch >= last
-        checkpoint = self._save_if_due(is_last=is_last)
+        checkpoint = self._keeper.save_at_border(is_last=is_last)
         spans = tuple(run.clock.drain())
         record = EpochRecord(run.epoch, metrics, spans, spans[-1].end, checkpoint)
         asked_to_stop = on_epoch(record) if on_epoch is not None else False
@@ -364,7 +381,7 @@ class MuseSparkTrainer:
         if decision.lr_factor != 1.0:
             run.schedule.scale_by(decision.lr_factor)
         if decision.reshaped:
-            self._best.forget_other_shapes(run.module)
+            self._story.best.forget_other_shapes(run.module)
             run.model = spread_again(run.model, run.module, run.world, run.stack)
 
     def _evaluate(self) -> Evaluation | None:
@@ -375,21 +392,27 @@ class MuseSparkTrainer:
             model = run.stack.evaluation_model(run.module)
             return evaluate(model, self._validation, run.objective, run.precision, run.world, self._metrics_asked)
 
-    def _metrics(
-        self, totals: EpochTotals, evaluation: Evaluation | None, seconds: float, skipped: int, bad: int
-    ) -> Metrics:
+    def _metrics(self, totals: EpochTotals, evaluation: Evaluation | None, seconds: float) -> Metrics:
+        """Return an epoch's metrics.
+
+        Args:
+            totals: What it came to.
+            evaluation: Of the model after it.
+            seconds: Training time that this process spent on it.
+        """
+        run, p = self._run, totals.progress
         return {
             "train_loss": totals.loss,
             "val_loss": evaluation.loss if evaluation else None,
             "accuracy": evaluation.accuracy if evaluation else None,
-            "lr": self._run.schedule.lr,
+            "lr": run.schedule.lr,
             "effective_batch_size": self._effective_batch_size(),
-            "samples_per_second": totals.samples / seconds if seconds > 0 else None,
+            "samples_per_second": p.samples / (p.seconds + seconds) if seconds > 0 else None,
             "data_wait_share": min(1.0, totals.waited / seconds) if seconds > 0 else None,
-            "samples": totals.samples,
-            "skipped_steps": skipped,
-            "bad_steps": bad,
-            "updates": self._run.updates,
+            "samples": p.samples,
+            "skipped_steps": run.skipped_steps - p.skipped,
+            "bad_steps": run.bad_steps - p.bad,
+            "updates": run.updates,
             **(evaluation.metrics if evaluation else {}),
         }
 
@@ -398,10 +421,10 @@ class MuseSparkTrainer:
         return self._run.source.window_size(max(self._run.epoch - 1, 0))
 
     def _keep_best(self, metrics: Metrics) -> None:
-        if metrics.get(self._best.metric) is None and self._best.value is None:
-            self._best = Best("val_loss", higher_is_better=False)
+        if metrics.get(self._story.best.metric) is None and self._story.best.value is None:
+            self._story.best = Best("val_loss", higher_is_better=False)
         model = self._run.stack.evaluation_model(self._run.module)
-        self._best.offer(metrics.get(self._best.metric), epoch=self._run.epoch, model=model)
+        self._story.best.offer(metrics.get(self._story.best.metric), epoch=self._run.epoch, model=model)
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:

@@ -258,7 +258,7 @@ def test_tied_and_empty_weights_survive(tmp_path: Path) -> None:
 
 def _with_damaged_streams(folder: Path) -> None:
     state, newest = load_state(folder / "last"), (folder / "last").resolve()
-    state["rng"][0]["torch"] = torch.zeros(3, dtype=torch.uint8)
+    state["ranks"][0]["rng"]["torch"] = torch.zeros(3, dtype=torch.uint8)
     Checkpoints(folder, keep_last=None, higher_is_better=True).save(state, epoch=2, metric=None)
     assert newest.name == "epoch_000002"
 
@@ -279,7 +279,7 @@ def test_streams_of_another_number_of_ranks_are_no_exact_resume_rng_3(
     _, resumed = _trainer(tmp_path)
     assert resumed.get_training_report()["exact_resume"] is True
     state = load_state(tmp_path / "last")
-    state["rng"] = state["rng"] * 2
+    state["ranks"] = state["ranks"] * 2
     Checkpoints(tmp_path, keep_last=None, higher_is_better=True).save(state, epoch=1, metric=None)
     _, resumed = _trainer(tmp_path)
     assert resumed.fit(2)["exact_resume"] is False
