@@ -429,5 +429,8 @@ class MuseSparkTrainer:
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(document, indent=1, allow_nan=False))
-    os.replace(partial, path)
+    try:
+        partial.write_text(json.dumps(document, indent=1, allow_nan=False))
+        os.replace(partial, path)
+    except OSError as error:
+        logger.warning("%s could not be written: %s.", path, error)

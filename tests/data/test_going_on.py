@@ -165,7 +165,7 @@ def test_other_ranks_go_on_with_each_sample_once_data_7(
     seen = [i for own, _ in first for window in own for i in window] + [i for window in windows for i in window]
     if keeps:
         # The samples of each window are those that it would have had without the change.
-        alone = [own for own, _ in [read(Cut(batch * before, 1, 7))]][0]
+        alone, _ = read(Cut(batch * before, 1, 7))
         assert [sorted(window) for window in windows] == [sorted(window) for window in alone[first[0][1].windows :]]
     assert len(seen) == len(set(seen))
     if not reorders:
