@@ -152,7 +152,7 @@ class CheckpointConfig(BaseModel):
         2, ge=-1, description="newest checkpoints kept besides the best; null or -1 keeps all"
     )
     in_background: bool = Field(
-        False, description="write while the training goes on; only a copy of the state is waited for"
+        True, description="write while the training goes on; only a copy of the state is waited for"
     )
     weights_from: str | None = Field(
         None,
