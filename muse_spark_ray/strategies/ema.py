@@ -32,7 +32,7 @@ class ExponentialMovingAverage(Strategy):
     """Evaluate and keep an average of the weights over the last updates; training itself is untouched."""
 
     stage = Stage.AVERAGE
-    refuses = frozenset({Trait.CHANGING_SHAPES})
+    refuses = frozenset({Trait.CHANGING_SHAPES, Trait.WEIGHTS_APART})
     card = Card(
         saves="the last part of a decaying schedule: the average is good earlier",
         costs="one more copy of the model; one pass over the weights an update",

@@ -30,7 +30,7 @@ class Lookahead(Strategy):
     """Every k updates, set the weights back between where they were then and where they are now."""
 
     stage = Stage.UPDATE
-    refuses = frozenset({Trait.CHANGING_SHAPES})
+    refuses = frozenset({Trait.CHANGING_SHAPES, Trait.WEIGHTS_APART})
     card = Card(
         saves="the tuning of the learning rate; the variance of large ones",
         costs="one more copy of the weights; one pass over them every k updates",

@@ -61,7 +61,7 @@ class MagnitudePruning(Strategy):
     """
 
     stage = Stage.UPDATE
-    refuses = frozenset({Trait.CHANGING_SHAPES})
+    refuses = frozenset({Trait.CHANGING_SHAPES, Trait.WEIGHTS_APART})
     card = Card(
         saves="size of the compressed model; inference time with kernels that use the pattern",
         costs="one multiplication of the weights an update, one sort of them every few updates",

@@ -32,7 +32,7 @@ class StochasticWeightAveraging(Strategy):
     """Evaluate and keep the mean of the weights since a chosen epoch; training itself is untouched."""
 
     stage = Stage.AVERAGE
-    refuses = frozenset({Trait.CHANGING_SHAPES})
+    refuses = frozenset({Trait.CHANGING_SHAPES, Trait.WEIGHTS_APART})
     card = Card(
         saves="the last part of a schedule: a constant rate and the mean end where a falling rate would",
         costs="one more copy of the model; one pass over the weights every few updates",

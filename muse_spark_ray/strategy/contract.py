@@ -55,6 +55,7 @@ class Trait(StrEnum):
     REPEATED_SAMPLES = "samples drawn several times an epoch"
     CHANGED_INPUTS = "inputs that differ from the stored ones"
     CHANGING_SHAPES = "layers that lose channels on the way"
+    WEIGHTS_APART = "weights that differ between workers for some updates"
     OWN_LOSS = "another loss in place of the criterion's"
 
 
@@ -244,7 +245,19 @@ def _distribution(search: Any, *, is_integer: bool) -> dict[str, Any]:
     return {"name": kind, "attributes": attributes}
 
 
-CommHook = tuple[object, Callable[[object, Any], Any]]
+class CommHook(NamedTuple):
+    """How gradients are exchanged in place of DDP's all-reduce.
+
+    Args:
+        state: Handed to `exchange`.
+        exchange: Takes the state and a `torch.distributed.GradBucket`; returns a future of the bucket's new buffer.
+        in_one_bucket: All gradients come in one bucket, after the backward pass; otherwise in several, during it, of
+            which DDP changes the cut after the first update.
+    """
+
+    state: object
+    exchange: Callable[[object, Any], Any]
+    in_one_bucket: bool = False
 
 
 class Strategy:

@@ -17,6 +17,7 @@ from muse_spark_ray.errors import ConfigError
 from muse_spark_ray.strategy import StrategyStack
 
 _NOTHING = nullcontext()
+_NO_CAP_MB = 1 << 20
 _MADE_FOR = "parameters_it_was_made_for"
 
 
@@ -70,14 +71,19 @@ def spread(model: nn.Module, world: World, stack: StrategyStack) -> nn.Module:
     """Wrap the model so that gradients are averaged over all ranks; a single process trains it as it is."""
     if world.size == 1 or isinstance(model, DistributedDataParallel):
         return model
-    wrapped = DistributedDataParallel(model, device_ids=[world.device.index] if world.device.type == "cuda" else None)
+    hook = stack.comm_hook()
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        bucket_cap_mb=_NO_CAP_MB if hook is not None and hook.in_one_bucket else None,
+    )
     # The first rank's buffers are the ones that count, and `share_buffers` hands them out before each evaluation.
     # Without a broadcast in the forward pass, a rank may cut its micro-batches on its own.
     wrapped.broadcast_buffers = False
     setattr(wrapped, _MADE_FOR, _trained_parameters(model))
-    hook = stack.comm_hook()
     if hook is not None:
-        wrapped.register_comm_hook(*hook)
+        # DDP looks at annotations, and refuses those that are kept as text.
+        wrapped.register_comm_hook(hook.state, lambda state, bucket: hook.exchange(state, bucket))
     return wrapped
 
 
