@@ -80,7 +80,9 @@ def test_all_ranks_skip_an_update_that_is_bad_on_one() -> None:
 
 @pytest.mark.parametrize("other", ["ema", "swa", "lookahead", "magnitude_pruning"])
 def test_averages_over_time_are_refused_beside_it(other: str) -> None:
-    with pytest.raises(ConfigError, match=rf"strategies.{other} does not work with weights that differ between workers"):
+    with pytest.raises(
+        ConfigError, match=rf"strategies.{other} does not work with weights that differ between workers"
+    ):
         _train({"local_sgd": True, other: True})
 
 
