@@ -122,11 +122,13 @@ def show_trial(
     output: Output = Format.table,
 ) -> None:
     """Show one trial: its config, its curve, its cost by phase, its checkpoint."""
+    from muse_spark_ray.cost import goodput
     from muse_spark_ray.report.tables import trial_view
 
     found = _open(store, sweep)
     view = found.trial(trial)
     phases = view.cost_by_phase.set_index("phase")
+    seconds = {str(phase): float(spent) for phase, spent in phases["seconds"].items()}
     if output is Format.table:
         show(
             trial_view(
@@ -134,7 +136,7 @@ def show_trial(
                 view.config,
                 view.curve,
                 objectives=found.objectives,
-                seconds_by_phase={str(phase): seconds for phase, seconds in phases["seconds"].items()},
+                seconds_by_phase=seconds,
                 usd_by_phase={str(phase): usd for phase, usd in phases["usd"].items()},
                 checkpoint=view.checkpoint,
                 error=view.error or (view.reason if view.state == "failed" else None),
@@ -148,6 +150,7 @@ def show_trial(
         "config": view.config,
         "curve": curve,
         "cost_by_phase": phases.to_dict("index"),
+        "goodput": goodput(seconds),
         "usd": view.usd,
         "checkpoint": view.checkpoint,
         "error": view.error,

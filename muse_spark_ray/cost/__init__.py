@@ -8,7 +8,7 @@ from muse_spark_ray.cost.devices import gpu_fraction, visible_devices
 from muse_spark_ray.cost.energy import GpuReading, GpuSampler
 from muse_spark_ray.cost.interval import Interval, Phase, distinct, restarts, union_seconds
 from muse_spark_ray.cost.prices import PriceBook
-from muse_spark_ray.cost.totals import Totals, running_totals, totals
+from muse_spark_ray.cost.totals import Totals, goodput, running_totals, totals
 
 __all__ = [
     "GpuReading",
@@ -21,6 +21,7 @@ __all__ = [
     "Totals",
     "accelerator_name",
     "distinct",
+    "goodput",
     "gpu_fraction",
     "restarts",
     "running_totals",

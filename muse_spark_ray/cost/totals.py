@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CPU_KINDS = ("cpu", "host_cpu")
+_USEFUL = (Phase.train, Phase.data_wait, Phase.evaluate, Phase.compile, Phase.shared)
 
 _Value = TypeVar("_Value")
 
@@ -85,6 +86,22 @@ def totals(intervals: Iterable[Interval] | pd.DataFrame, prices: PriceBook) -> T
         usd_by_phase=_in_order(_sums(held["phase"], held["seconds"] * 0 + usd)),
         held_seconds_by_resource=by_resource,
     )
+
+
+def goodput(seconds_by_phase: Mapping[str, float]) -> float | None:
+    """Return the useful share of the time that was paid for: training with its data, evaluation and compilation.
+
+    The rest went into starts and restarts, checkpoints, work that was lost, and gangs without a trial. Waiting for
+    resources is not paid for.
+
+    Args:
+        seconds_by_phase: Phase to seconds.
+
+    Returns:
+        In [0, 1]; None if nothing was paid for.
+    """
+    paid = sum(seconds for phase, seconds in seconds_by_phase.items() if phase != Phase.wait)
+    return sum(seconds_by_phase.get(phase, 0.0) for phase in _USEFUL) / paid if paid > 0 else None
 
 
 def running_totals(intervals: pd.DataFrame, ends: pd.DataFrame, prices: PriceBook) -> pd.DataFrame:

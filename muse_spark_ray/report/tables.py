@@ -16,6 +16,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from muse_spark_ray.cost import goodput
 from muse_spark_ray.pareto import Direction
 from muse_spark_ray.report.formats import ABSENT, axis_title, clean, duration, money, quantity, sparkline
 from muse_spark_ray.report.rows import Column, front_columns, front_summary
@@ -229,7 +230,7 @@ def _curve(epochs: pd.DataFrame, objectives: Mapping[str, Direction]) -> Rendera
 
 
 def cost_by_phase_table(seconds_by_phase: Mapping[str, float], usd_by_phase: Mapping[str, float]) -> RenderableType:
-    """Return what each phase cost, dearest first, with a bar of its share.
+    """Return what each phase cost, dearest first, with a bar of its share, and the useful share of the time.
 
     Args:
         seconds_by_phase: Phase to seconds of trials, added over trials.
@@ -247,6 +248,9 @@ def cost_by_phase_table(seconds_by_phase: Mapping[str, float], usd_by_phase: Map
         table.add_row(*texts, Bar(share))
     table.add_section()
     table.add_row(*_cells("total", duration(sum(seconds_by_phase.values())), money(total_usd), ""), "", style="bold")
+    useful = goodput(seconds_by_phase)
+    if useful is not None:
+        table.add_row(*_cells("goodput", "", "", f"{useful:.1%}"), Bar(useful))
     return table
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pandas as pd
 import pytest
 
-from muse_spark_ray.cost import Interval, PriceBook, gpu_fraction, running_totals, totals, union_seconds
+from muse_spark_ray.cost import Interval, PriceBook, goodput, gpu_fraction, running_totals, totals, union_seconds
 from muse_spark_ray.cost.interval import resource_kind
 from muse_spark_ray.errors import DataError
 
@@ -212,3 +212,10 @@ def test_a_hundred_thousand_rows_take_well_under_a_second():
     print(f"totals {between - began:.3f} s, running totals {ended - between:.3f} s")
     # Generous, as the machine may be shared; a loop over rows takes tens of seconds.
     assert ended - began < 4
+
+
+def test_goodput_is_what_was_useful_of_what_was_paid() -> None:
+    spent = {"train": 60.0, "data_wait": 5.0, "evaluate": 5.0, "lost": 20.0, "restart": 10.0, "wait": 1000.0}
+    assert goodput(spent) == pytest.approx(0.7)
+    assert goodput({"wait": 3.0}) is None
+    assert goodput({"start": 1.0}) == 0.0

@@ -123,6 +123,8 @@ def test_cost_shares_add_up_and_the_dearest_comes_first() -> None:
     assert lines.index("train") < lines.index("start") < lines.index("total")
     assert "75%" in text
     assert "25%" in text
+    assert lines[-1] == "goodput"
+    assert "85.7%" in text.splitlines()[-1] + text.splitlines()[-2]
     assert "$1.00" in text
     assert "35.0 s" in text
 
