@@ -154,6 +154,9 @@ class CheckpointConfig(BaseModel):
     in_background: bool = Field(
         True, description="write while the training goes on; only a copy of the state is waited for"
     )
+    cloud: Literal["aws", "gcp", "azure"] | None = Field(
+        None, description="whose machine this is: its notices of preemption lead to a last save; none: nobody is asked"
+    )
     weights_from: str | None = Field(
         None,
         description="checkpoint folder or safetensors file whose weights a new training begins with, where they fit",

@@ -35,6 +35,7 @@ from muse_spark_ray.training.build import (
     plain_module,
     tune_loader,
 )
+from muse_spark_ray.training.clouds import listening_to_cloud
 from muse_spark_ray.training.diagnose import DivergedError, explained
 from muse_spark_ray.training.distributed import join_world, share_buffers, spread, spread_again
 from muse_spark_ray.training.evaluate import Evaluation, evaluate, predictions
@@ -179,7 +180,8 @@ class MuseSparkTrainer:
             raise ConfigError(f"epochs is {total}; it must be at least 1.")
         last = min(total, self.config.stop_epoch or total)
         self._verdict["state"] = "finished"
-        with self._kept(), listening_to_sigterm(self.notices):
+        cloud = self.config.checkpoint.cloud
+        with self._kept(), listening_to_sigterm(self.notices), listening_to_cloud(self.notices, cloud):
             self._train(total, last, on_epoch)
         report = {**self.get_training_report(), **strict_json(self._analysis())}
         if self._keeper.folder is not None and self._run.world.is_first:
